@@ -24,11 +24,20 @@ def model(x, y):
 
 x = np.linspace(-1.0, 1.0, 30)
 data = {"x": x, "y": x + 0.3 * rng.normal(size=30)}
-nuts = MCMC(NUTS(model), num_warmup=500, num_samples=500, num_chains=4, chain_method="vectorized", progress_bar=False)
+nuts = MCMC(
+    NUTS(model),
+    num_warmup=500,
+    num_samples=500,
+    num_chains=4,
+    chain_method="vectorized",
+    progress_bar=False,
+)
 nuts.run(key, **data, extra_fields=("z_grad",))
 trace = mp.from_numpyro(nuts)
 rival = mp.log_evidence(
-    mp.sample_power_posteriors(model, kwargs=data | {"x": x**2}, temperatures=mp.power_ladder(16, 5), key=key)
+    mp.sample_power_posteriors(
+        model, kwargs=data | {"x": x**2}, temperatures=mp.power_ladder(16, 5), key=key
+    )
 )
 
 X = rng.normal(size=(400, 2))

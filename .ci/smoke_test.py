@@ -1,4 +1,5 @@
-"""What a person does first with an installed wheel, from an empty folder: run by the Python of an empty environment."""
+"""What a person does first with an installed wheel, from an empty folder: run by the Python of an
+empty environment."""
 
 import importlib
 import pkgutil
@@ -13,8 +14,15 @@ from mcmcpost.examples import named_model
 package = Path(mp.__file__).parent
 assert "site-packages" in package.parts, f"{package} is that of a clone"
 names = {str(file) for file in files("mcmcpost") or ()}
-assert {"mcmcpost/py.typed", "mcmcpost/__init__.pyi", "mcmcpost/app/report.html.j2", "mcmcpost/app/report.js"} <= names
-assert not [name for name in names if name.startswith(("benchmarks/", "models/", "tests/", "docs/"))]
+assert {
+    "mcmcpost/py.typed",
+    "mcmcpost/__init__.pyi",
+    "mcmcpost/app/report.html.j2",
+    "mcmcpost/app/report.js",
+} <= names
+assert not [
+    name for name in names if name.startswith(("benchmarks/", "models/", "tests/", "docs/"))
+]
 assert metadata("mcmcpost")["Version"] == mp.__version__
 
 # Every module, with what the wheel requires alone: none of the extras is needed before it is used.
@@ -25,8 +33,16 @@ for module in pkgutil.walk_packages([str(package)], "mcmcpost."):
 summary = mp.summary(mp.load_example("lotka_volterra"), method="zv2")
 assert (summary["gain"] > 10).all(), summary.to_string()
 assert named_model(Path("lotka-volterra")).parent == package / "examples"
-command = [str(Path(sys.executable).with_name("mcmcpost")), "reduce", "radiata-pine", "--method", "zv1"]
-done = subprocess.run([*command, "--draws", "100", "--chains", "2"], capture_output=True, text=True, check=False)
+command = [
+    str(Path(sys.executable).with_name("mcmcpost")),
+    "reduce",
+    "radiata-pine",
+    "--method",
+    "zv1",
+]
+done = subprocess.run(
+    [*command, "--draws", "100", "--chains", "2"], capture_output=True, text=True, check=False
+)
 assert done.returncode == 0, done.stderr
 assert "mean_cv" in done.stdout, done.stdout
 print(f"mcmcpost {mp.__version__}: smoke test passed")

@@ -1,4 +1,5 @@
-"""Read by mypy in an environment that has the wheel: a wrong type of a user's is found, and right use passes."""
+"""Read by mypy in an environment that has the wheel: a wrong type of a user's is found, and right
+use passes."""
 
 import mcmcpost as mp
 

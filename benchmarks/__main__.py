@@ -5,11 +5,12 @@
     python -m benchmarks calibration            # every table again, by its recorded command
     python -m benchmarks calibration --list     # print the commands and run none
 
-A subject is a page of ``docs/results``. ``--table`` leaves all tables of the page out but those that it names. Commands
-with PYTHON compare with other packages and need ``--peers``, an interpreter that has them; commands with DATA need
-``--shared``, a folder that has ``data/posteriordb`` and ``data/uci``; the one with DIAMONDS needs ``--diamonds``, the
-``diamonds.csv`` of ggplot2, which is also in the wheel of plotnine. Of the quick runs three read such data, and stop
-with one line where it is missing. Recorded commands overwrite ``benchmarks/results``. Where rows of a table are of
+A subject is a page of ``docs/results``. ``--table`` leaves all tables of the page out but those
+that it names. Commands with PYTHON compare with other packages and need ``--peers``, an interpreter
+that has them; commands with DATA need ``--shared``, a folder that has ``data/posteriordb`` and
+``data/uci``; the one with DIAMONDS needs ``--diamonds``, the ``diamonds.csv`` of ggplot2, which is
+also in the wheel of plotnine. Of the quick runs three read such data, and stop with one line where
+it is missing. Recorded commands overwrite ``benchmarks/results``. Where rows of a table are of
 several runs, as its column of commits tells, the recorded command is that of the last.
 """
 
@@ -29,7 +30,11 @@ from benchmarks.collect import PAGES, ROOT
 
 def recorded(tables: Iterable[str]) -> list[str]:
     """Return the recorded commands of tables, each once."""
-    return list(dict.fromkeys(json.loads((RESULTS / f"{name}.json").read_text())["command"] for name in tables))
+    return list(
+        dict.fromkeys(
+            json.loads((RESULTS / f"{name}.json").read_text())["command"] for name in tables
+        )
+    )
 
 
 def quick(tables: Iterable[str]) -> list[str]:
@@ -55,12 +60,18 @@ def _place(text: str) -> Path:
 
 
 def main(words: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__.splitlines()[0]
+    )
     parser.add_argument("subject", nargs="?", choices=PAGES)
     parser.add_argument("--table", nargs="+", help="only these tables of the subject")
-    parser.add_argument("--quick", action="store_true", help="each benchmark once, at a small size; keeps no table")
+    parser.add_argument(
+        "--quick", action="store_true", help="each benchmark once, at a small size; keeps no table"
+    )
     parser.add_argument("--list", action="store_true", help="print the commands and run none")
-    parser.add_argument("--peers", type=_place, help="an interpreter with the packages to compare with")
+    parser.add_argument(
+        "--peers", type=_place, help="an interpreter with the packages to compare with"
+    )
     parser.add_argument("--shared", type=_place, help="a folder with data/posteriordb and data/uci")
     parser.add_argument("--diamonds", type=_place, help="the diamonds.csv of ggplot2 or plotnine")
     args = parser.parse_args(words)

@@ -19,15 +19,17 @@ class Command(argparse.ArgumentParser):
     Parameters
     ----------
     description : the module's docstring, of which the first line is shown.
-    quick : options that ``--quick`` adds behind those that are given, so that the run ends within two minutes of one
-        core. Its table is printed and not kept.
+    quick : options that ``--quick`` adds behind those that are given, so that the run ends within
+        two minutes of one core. Its table is printed and not kept.
     """
 
     def __init__(self, description: str, *, quick: str) -> None:
         super().__init__(description=description.splitlines()[0], allow_abbrev=False)
         self.quick = quick
         self.add_argument(
-            "--quick", action="store_true", help=f"print a small table and keep none, by {quick or 'a whole run'}"
+            "--quick",
+            action="store_true",
+            help=f"print a small table and keep none, by {quick or 'a whole run'}",
         )
 
     def parse_args(self, args: Sequence[str] | None = None, namespace: None = None) -> Any:
@@ -37,7 +39,10 @@ class Command(argparse.ArgumentParser):
         if options.quick:
             options = super().parse_args([*given, *shlex.split(self.quick)], namespace)
         if getattr(options, "peers", None) and not shutil.which(options.peers):
-            raise SystemExit(f"{options.peers} is no program: name an interpreter that has the packages with --peers")
+            raise SystemExit(
+                f"{options.peers} is no program: name an interpreter that has the packages "
+                "with --peers"
+            )
         return options
 
 
@@ -51,4 +56,6 @@ def needed(path: Path, option: str) -> Path:
 def add_shared(parser: argparse.ArgumentParser) -> None:
     """Add the option that says where data are that are not of this repository."""
     place = Path(os.environ.get(SHARED, "../shared"))
-    parser.add_argument("--shared", type=Path, default=place, help="has data/posteriordb and data/uci")
+    parser.add_argument(
+        "--shared", type=Path, default=place, help="has data/posteriordb and data/uci"
+    )

@@ -1,4 +1,5 @@
-"""Eight schools, non-centred: the model, exact expectations by quadrature, exact draws, and many short NUTS runs."""
+"""Eight schools, non-centred: the model, exact expectations by quadrature, exact draws, and many
+short NUTS runs."""
 
 from functools import cache
 from typing import NamedTuple
@@ -24,7 +25,8 @@ def model() -> None:
 
 
 class Marginal(NamedTuple):
-    """log τ on a fine grid with its posterior weights; given τ, μ is normal with `mean` and `spread`."""
+    """log τ on a fine grid with its posterior weights; given τ, μ is normal with `mean` and
+    `spread`."""
 
     log_tau: np.ndarray
     weight: np.ndarray
@@ -40,21 +42,28 @@ def marginal() -> Marginal:
     variance = ERRORS**2 + tau**2
     precision = 1 / 25.0 + (1 / variance).sum(1)
     mean, spread = (EFFECTS / variance).sum(1) / precision, precision**-0.5
-    fit = -0.5 * ((EFFECTS**2 / variance).sum(1) - mean**2 * precision) - 0.5 * np.log(variance).sum(1)
+    fit = -0.5 * ((EFFECTS**2 / variance).sum(1) - mean**2 * precision) - 0.5 * np.log(
+        variance
+    ).sum(1)
     log_density = fit - 0.5 * np.log(precision) - np.log1p((tau[:, 0] / 5) ** 2) + log_tau
     weight = np.exp(log_density - log_density.max())
     return Marginal(log_tau, weight / weight.sum(), mean, spread)
 
 
 def exact_draws(rng: np.random.Generator, size: int) -> dict[str, np.ndarray]:
-    """Return independent draws of η (size, 8), μ and τ (size,): τ by inverse quadrature, then μ given τ, then η."""
+    """Return independent draws of η (size, 8), μ and τ (size,): τ by inverse quadrature, then μ
+    given τ, then η."""
     found = marginal()
     log_tau = np.interp(rng.random(size), np.cumsum(found.weight), found.log_tau)
     centre, spread = (np.interp(log_tau, found.log_tau, of) for of in (found.mean, found.spread))
     mu, tau = centre + spread * rng.standard_normal(size), np.exp(log_tau)[:, None]
     precision = 1 + tau**2 / ERRORS**2
     mean = tau / ERRORS**2 * (EFFECTS - mu[:, None]) / precision
-    return {"eta": mean + rng.standard_normal((size, 8)) / np.sqrt(precision), "mu": mu, "tau": tau[:, 0]}
+    return {
+        "eta": mean + rng.standard_normal((size, 8)) / np.sqrt(precision),
+        "mu": mu,
+        "tau": tau[:, 0],
+    }
 
 
 def _quadrature() -> dict[str, float]:

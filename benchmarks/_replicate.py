@@ -23,7 +23,8 @@ class Runs(NamedTuple):
     """Estimates of one method over R replications of p integrands.
 
     mean, mcse, gain, mean_plain, mean_crossfit : (R, p).
-    status : per integrand, how often each status was seen; ``refused`` is a ScoreError, counted as the plain mean.
+    status : per integrand, how often each status was seen; ``refused`` is a ScoreError, counted as
+        the plain mean.
     warned : replications in which the score gate warned.
     seconds : median per replication.
     """
@@ -47,9 +48,14 @@ def generator(name: str, replication: int) -> np.random.Generator:
 
 
 def replicate(
-    name: str, sample: Sample, methods: Mapping[str, Any], replications: int, minutes: float = float("inf")
+    name: str,
+    sample: Sample,
+    methods: Mapping[str, Any],
+    replications: int,
+    minutes: float = float("inf"),
 ) -> dict[str, Runs]:
-    """Run every method on the first `replications` traces, fewer if `minutes` pass: always the first ones."""
+    """Run every method on the first `replications` traces, fewer if `minutes` pass: always the
+    first ones."""
     found: dict[str, list[tuple]] = {label: [] for label in methods}
     start = time.perf_counter()
     for r in range(replications):
@@ -60,7 +66,9 @@ def replicate(
             found[label].append(_once(draws, scores, values, method))
         if r % 10 == 9:
             print(
-                f"{name}: {r + 1} of {replications}, {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True
+                f"{name}: {r + 1} of {replications}, {time.perf_counter() - start:.0f} s",
+                file=sys.stderr,
+                flush=True,
             )
     return {label: _collect(records) for label, records in found.items()}
 
@@ -87,4 +95,6 @@ def _once(draws: np.ndarray, scores: np.ndarray, values: np.ndarray, method: Any
 def _collect(records: list[tuple]) -> Runs:
     arrays, status, warned, seconds = zip(*records, strict=True)
     counts = [Counter(column) for column in zip(*status, strict=True)]
-    return Runs(*map(np.array, zip(*arrays, strict=True)), counts, sum(warned), float(np.median(seconds)))
+    return Runs(
+        *map(np.array, zip(*arrays, strict=True)), counts, sum(warned), float(np.median(seconds))
+    )

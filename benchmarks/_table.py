@@ -1,4 +1,5 @@
-"""One table for each benchmark: aligned text on the terminal, and JSON with versions, command, commit and CPU time."""
+"""One table for each benchmark: aligned text on the terminal, and JSON with versions, command,
+commit and CPU time."""
 
 import itertools
 import json
@@ -22,9 +23,15 @@ PACKAGES = ("jax", "numpyro", "arviz", "numpy", "scipy", "mcmcpost")
 
 
 def emit(
-    name: str | None, title: str, rows: Sequence[Mapping[str, Any]], *, final: bool = True, **settings: Any
+    name: str | None,
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    *,
+    final: bool = True,
+    **settings: Any,
 ) -> None:
-    """Print `rows` as one table and write them to ``results/<name>.json``, unless the run is a quick one.
+    """Print `rows` as one table and write them to ``results/<name>.json``, unless the run is a
+    quick one.
 
     Parameters
     ----------
@@ -40,8 +47,18 @@ def emit(
         print(f"\n{title}", settings_line(settings), aligned(rows), versions, sep="\n", flush=True)
     if name is None or "--quick" in sys.argv:
         return
-    record = {"title": title, "settings": settings, "rows": list(rows), "environment": on, "command": command()}
-    record |= {"commit": commit(), "date": f"{datetime.now(UTC):%Y-%m-%d}", "cpu_seconds": round(_cpu_seconds())}
+    record = {
+        "title": title,
+        "settings": settings,
+        "rows": list(rows),
+        "environment": on,
+        "command": command(),
+    }
+    record |= {
+        "commit": commit(),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
+        "cpu_seconds": round(_cpu_seconds()),
+    }
     RESULTS.mkdir(exist_ok=True)
     (RESULTS / f"{name}.json").write_text(json.dumps(_plain(record), indent=1) + "\n")
 
@@ -57,21 +74,32 @@ def aligned(rows: Sequence[Mapping[str, Any]]) -> str:
         return "(no rows)"
     columns = list(rows[0])
     cells = [[shown(row.get(column, "")) for column in columns] for row in rows]
-    widths = [max(len(column), *(len(line[j]) for line in cells)) for j, column in enumerate(columns)]
+    widths = [
+        max(len(column), *(len(line[j]) for line in cells)) for j, column in enumerate(columns)
+    ]
     right = [all(not isinstance(row.get(column, ""), str) for row in rows) for column in columns]
 
     def line(texts: Sequence[str]) -> str:
-        parts = [t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)]
+        parts = [
+            t.rjust(w) if r else t.ljust(w) for t, w, r in zip(texts, widths, right, strict=True)
+        ]
         return "  ".join(parts).rstrip()
 
-    return "\n".join([line(columns), line(["-" * w for w in widths]), *(line(texts) for texts in cells)])
+    return "\n".join(
+        [line(columns), line(["-" * w for w in widths]), *(line(texts) for texts in cells)]
+    )
 
 
 def environment() -> dict[str, str]:
-    """Return the versions, processor and number of cores of this run; `benchmarks.gpu` runs without some packages."""
+    """Return the versions, processor and number of cores of this run; `benchmarks.gpu` runs without
+    some packages."""
     versions = {package: version_of(package) or "none" for package in PACKAGES}
     cpu = next(
-        (text.split(":", 1)[1].strip() for text in _lines("/proc/cpuinfo") if text.startswith("model name")),
+        (
+            text.split(":", 1)[1].strip()
+            for text in _lines("/proc/cpuinfo")
+            if text.startswith("model name")
+        ),
         platform.processor(),
     )
     cores = str(len(os.sched_getaffinity(0)))
@@ -79,11 +107,13 @@ def environment() -> dict[str, str]:
 
 
 PLACEHOLDERS = {"--peers": "PYTHON", "--shared": "DATA", "--diamonds": "DIAMONDS"}
-"""What stands in a recorded command for the absolute path that follows an option; ``PATH`` after any other word."""
+"""What stands in a recorded command for the absolute path that follows an option; ``PATH`` after
+any other word."""
 
 
 def command() -> str:
-    """Return the command that would repeat this run from the root of the repository, with no path of this machine."""
+    """Return the command that would repeat this run from the root of the repository, with no path
+    of this machine."""
     place = Path(sys.argv[0]).resolve().relative_to(Path(__file__).parents[1]).with_suffix("")
     words = []
     for before, word in itertools.pairwise(sys.argv):
@@ -97,13 +127,16 @@ def command() -> str:
 
 
 def commit() -> str:
-    """Return the commit that the code of this run is of, with a ``+`` if files of it were changed."""
+    """Return the commit that the code of this run is of, with a ``+`` if files of it were
+    changed."""
     root = Path(__file__).parents[1]
     if not ((root / ".git").exists() and shutil.which("git")):
         return "unknown"
 
     def git(*words: str) -> str:
-        return subprocess.run(["git", "-C", root, *words], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", root, *words], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     changed = git("status", "--porcelain", "--", "*.py")
     return git("rev-parse", "--short=7", "HEAD") + ("+" if changed else "")

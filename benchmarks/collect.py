@@ -1,11 +1,13 @@
-"""Write the pages of results: for each subject the questions, the tables that answer them, and what these mean.
+"""Write the pages of results: for each subject the questions, the tables that answer them, and what
+these mean.
 
     python -m benchmarks.collect
 
-A table comes from the JSON of the run that printed it. Its question and its meaning are written by hand, in
-``results/notes.json`` under the name of that file; what was asked for is in ``results/targets.json``. The pages are
-``docs/results/*.md``; ``RESULTS.md`` is an index of them. Figures in these texts, in README.md and in the other pages
-of ``docs`` are taken from the tables, too; see ``benchmarks/_figures.py``.
+A table comes from the JSON of the run that printed it. Its question and its meaning are written by
+hand, in ``results/notes.json`` under the name of that file; what was asked for is in
+``results/targets.json``. The pages are ``docs/results/*.md``; ``RESULTS.md`` is an index of them.
+Figures in these texts, in README.md and in the other pages of ``docs`` are taken from the tables,
+too; see ``benchmarks/_figures.py``.
 """
 
 import json
@@ -33,7 +35,8 @@ class Page(NamedTuple):
 PAGES = {
     "expectations": Page(
         "Expectations",
-        "How much smaller are the errors of posterior means with control variates, on which targets?",
+        "How much smaller are the errors of posterior means with control variates, on which "
+        "targets?",
         (
             "hare_lynx",
             "hare_lynx_keys",
@@ -51,9 +54,10 @@ PAGES = {
     ),
     "calibration": Page(
         "Calibration of the reported errors",
-        "Are the reported errors as large as the true ones? `z` is (estimate − truth)/mcse. Over R replications its "
-        "variance `var z` should not exceed the upper end of its χ² band at level 1e-5; a value below the lower end "
-        "means that errors are wider than they need to be.",
+        "Are the reported errors as large as the true ones? `z` is (estimate − truth)/mcse. "
+        "Over R replications its variance `var z` should not exceed the upper end of its χ² "
+        "band at level 1e-5; a value below the lower end means that errors are wider than "
+        "they need to be.",
         (
             "errors",
             "errors_cells",
@@ -68,7 +72,8 @@ PAGES = {
     ),
     "vector_valued": Page(
         "Vector-valued control variates",
-        "What do related tasks gain from a joint fit? `alone` is the same method on the first task by itself.",
+        "What do related tasks gain from a joint fit? `alone` is the same method on the first "
+        "task by itself.",
         (
             "vector_valued_borehole",
             "vector_valued_borehole_150",
@@ -84,7 +89,8 @@ PAGES = {
     ),
     "evidence": Page(
         "Model evidence",
-        "How accurate is the log evidence, and are its errors right? `MAE` is the mean absolute error of log p(y).",
+        "How accurate is the log evidence, and are its errors right? `MAE` is the mean "
+        "absolute error of log p(y).",
         (
             "van_der_pol",
             "van_der_pol_mcmc",
@@ -107,8 +113,9 @@ PAGES = {
     ),
     "kernels_and_solvers": Page(
         "Kernel products and solvers",
-        "How fast are products with kernel matrices, and how many of them do linear solves need? An epoch is every "
-        "entry of the matrix once. `cold / this` compares with solves that start at zero.",
+        "How fast are products with kernel matrices, and how many of them do linear solves "
+        "need? An epoch is every entry of the matrix once. `cold / this` compares with solves "
+        "that start at zero.",
         (
             "kernel_product",
             "kernel_product_stein",
@@ -158,13 +165,15 @@ PAGES = {
     ),
     "gradient_gp": Page(
         "Gradient Gaussian processes and GP optimisers",
-        "What do solves with the Gram matrix of gradients cost, and how good are optimisers made of them?",
+        "What do solves with the Gram matrix of gradients cost, and how good are optimisers "
+        "made of them?",
         ("gradient_gram", "gradient_gram_matrix_free", "gp_optimizers"),
     ),
     "surrogate_hmc": Page(
         "Surrogate HMC",
-        "How many effective draws does a true gradient buy, warm-up counted? Except in the last table, effective draws "
-        "are the lesser of the bulk and tail effective sample sizes, the least over coordinates.",
+        "How many effective draws does a true gradient buy, warm-up counted? Except in the "
+        "last table, effective draws are the lesser of the bulk and tail effective sample "
+        "sizes, the least over coordinates.",
         (
             "surrogate_hmc",
             "surrogate_hmc_models",
@@ -196,8 +205,9 @@ PAGES = {
     ),
     "scale": Page(
         "Several processes, short chains, large problems",
-        "Do several processes of `jax.distributed` give the numbers of one, what do they save, what do many short "
-        "chains cost, what would larger problems than any that is run here, and what does a GPU give?",
+        "Do several processes of `jax.distributed` give the numbers of one, what do they "
+        "save, what do many short chains cost, what would larger problems than any that is "
+        "run here, and what does a GPU give?",
         ("scale_processes", "short_chains", "projections", "gpu"),
     ),
 }
@@ -229,7 +239,10 @@ programs, by prototypes. Of {total} targets {met} are met, {nearly} are missed b
 standard errors, and {missed} are not met and have an answer. Figures are taken from the tables when
 the pages are written: a table that is made again changes them.
 """
-WRITTEN = "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in `benchmarks/results/`."
+WRITTEN = (
+    "The pages are written by `python -m benchmarks.collect` from the JSON of the runs in "
+    "`benchmarks/results/`."
+)
 
 
 def pages() -> dict[Path, str]:
@@ -241,23 +254,36 @@ def pages() -> dict[Path, str]:
     named = [name for page in PAGES.values() for name in page.tables]
     if sorted(named) != sorted(records) or sorted(notes) != sorted(records):
         raise ValueError(
-            "collect: expected every JSON file on one page and with a note, got the differences "
-            f"{sorted({*named} ^ {*records} | {*notes} ^ {*records})}. Name it in PAGES and in results/notes.json."
+            "collect: expected every JSON file on one page and with a note, got the "
+            f"differences {sorted({*named} ^ {*records} | {*notes} ^ {*records})}. Name it in "
+            "PAGES and in results/notes.json."
         )
     rows = {name: record["rows"] for name, record in records.items()}
-    notes = {name: {key: fill(text, name, rows) for key, text in note.items()} for name, note in notes.items()}
-    found = {PAGES_FOLDER / "index.md": _index(notes), RESULTS.parent / "RESULTS.md": _short_index()}
+    notes = {
+        name: {key: fill(text, name, rows) for key, text in note.items()}
+        for name, note in notes.items()
+    }
+    found = {
+        PAGES_FOLDER / "index.md": _index(notes),
+        RESULTS.parent / "RESULTS.md": _short_index(),
+    }
     found[PAGES_FOLDER / "runs.md"] = _runs(records)
     found[PAGES_FOLDER / "targets.md"] = _targets(
         {name: target_rows(name, part, rows) for name, part in targets.items()}
     )
     for stem, page in PAGES.items():
         sections = [_section(name, records[name], notes[name]) for name in page.tables]
-        found[PAGES_FOLDER / f"{stem}.md"] = "\n".join([f"# {page.title}\n\n{page.about}\n", *sections])
+        found[PAGES_FOLDER / f"{stem}.md"] = "\n".join(
+            [f"# {page.title}\n\n{page.about}\n", *sections]
+        )
     written = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
     texts = {path: path.read_text() for path in written if path.parent != PAGES_FOLDER}
-    with_figures = {path: text for path, text in texts.items() if "<!--=" in text or "<!-- figures" in text}
-    return found | {path: renew(str(path.relative_to(ROOT)), text, rows) for path, text in with_figures.items()}
+    with_figures = {
+        path: text for path, text in texts.items() if "<!--=" in text or "<!-- figures" in text
+    }
+    return found | {
+        path: renew(str(path.relative_to(ROOT)), text, rows) for path, text in with_figures.items()
+    }
 
 
 def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> str:
@@ -268,19 +294,28 @@ def _section(name: str, record: Mapping[str, Any], note: Mapping[str, str]) -> s
     cost = f", {record['cpu_seconds']:,} CPU seconds" if "cpu_seconds" in record else ""
     return (
         f"## {name}: {note['question']}\n\n```text\n{table}\n```\n\n{note['meaning']}\n\n"
-        f"Command: `{record['command']}`, with {on}. Commit {record['commit']}, {record['date']}{cost}.\n"
+        f"Command: `{record['command']}`, with {on}. Commit {record['commit']}, "
+        f"{record['date']}{cost}.\n"
     )
 
 
 def _runs(records: Mapping[str, Mapping[str, Any]]) -> str:
     """Return one line for each table: how, when and where it was made."""
-    lines = ["| table | command | commit | date | CPU seconds | hardware |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| table | command | commit | date | CPU seconds | hardware |",
+        "|---|---|---|---|---|---|",
+    ]
     for stem, page in PAGES.items():
         for name in page.tables:
             record, on = records[name], records[name]["environment"]
             cost = f"{record['cpu_seconds']:,}" if "cpu_seconds" in record else ""
             hardware = f"{on['cpu']}, cores: {on['cores']}"
-            parts = [f"[{name}]({stem}.md#{name})", f"`{record['command']}`", record["commit"], record["date"]]
+            parts = [
+                f"[{name}]({stem}.md#{name})",
+                f"`{record['command']}`",
+                record["commit"],
+                record["date"],
+            ]
             lines.append("| " + " | ".join([*parts, cost, hardware]) + " |")
     return "\n".join(["# Every run\n", AGAIN, *lines, ""])
 
@@ -289,33 +324,59 @@ def _targets(subjects: Mapping[str, Sequence[Mapping[str, str]]]) -> str:
     """Return one table for each subject: every target, met or answered."""
     page_of = {name: stem for stem, page in PAGES.items() for name in page.tables}
     verdicts = Counter(row["verdict"] for rows in subjects.values() for row in rows)
-    numbers = {"total": verdicts.total(), "met": verdicts[MET], "nearly": verdicts[NEARLY], "missed": verdicts[MISSED]}
+    numbers = {
+        "total": verdicts.total(),
+        "met": verdicts[MET],
+        "nearly": verdicts[NEARLY],
+        "missed": verdicts[MISSED],
+    }
     parts = ["# Targets\n", TARGETS.format(**numbers)]
     for subject, rows in subjects.items():
-        parts += [f"## {subject}\n", "| target | aim | reached | | table |", "|---|---|---|---|---|"]
+        parts += [
+            f"## {subject}\n",
+            "| target | aim | reached | | table |",
+            "|---|---|---|---|---|",
+        ]
         for row in rows:
             name = row["table"]
             table = f"[{name}]({page_of[name]}.md#{name})" if name else "by hand"
             verdict = row["verdict"] + (f". {row['answer']}" if row["answer"] else "")
             cells = [row["what"], row["aim"], row["reached"], verdict]
-            parts.append("| " + " | ".join([*(cell.replace("|", "\\|") for cell in cells), table]) + " |")
+            parts.append(
+                "| " + " | ".join([*(cell.replace("|", "\\|") for cell in cells), table]) + " |"
+            )
         parts.append("")
     return "\n".join(parts)
 
 
 def _index(notes: Mapping[str, Mapping[str, str]]) -> str:
     parts = ["# Results\n", ABOUT]
-    parts.append(WRITTEN + " [Every run](runs.md) has its command, and [every target](targets.md) its figure.\n")
+    parts.append(
+        WRITTEN
+        + " [Every run](runs.md) has its command, and [every target](targets.md) its figure.\n"
+    )
     for stem, page in PAGES.items():
-        questions = "\n".join(f"- [{notes[name]['question']}]({stem}.md#{name})" for name in page.tables)
+        questions = "\n".join(
+            f"- [{notes[name]['question']}]({stem}.md#{name})" for name in page.tables
+        )
         parts.append(f"## [{page.title}]({stem}.md)\n\n{questions}\n")
-    return "\n".join([*parts, "```{toctree}\n:hidden:\n\n" + "\n".join([*PAGES, "targets", "runs"]) + "\n```\n"])
+    return "\n".join(
+        [*parts, "```{toctree}\n:hidden:\n\n" + "\n".join([*PAGES, "targets", "runs"]) + "\n```\n"]
+    )
 
 
 def _short_index() -> str:
-    lines = [f"- [{page.title}](../docs/results/{stem}.md): {page.about}" for stem, page in PAGES.items()]
-    lines.append("- [Targets](../docs/results/targets.md): what was asked for, what was reached, and what was not.")
-    lines.append("- [Every run](../docs/results/runs.md): commands, commits and hardware, and how to run them again.")
+    lines = [
+        f"- [{page.title}](../docs/results/{stem}.md): {page.about}" for stem, page in PAGES.items()
+    ]
+    lines.append(
+        "- [Targets](../docs/results/targets.md): what was asked for, what was reached, and "
+        "what was not."
+    )
+    lines.append(
+        "- [Every run](../docs/results/runs.md): commands, commits and hardware, and how to "
+        "run them again."
+    )
     return "\n".join(["# Results\n", WRITTEN + "\n", *lines, ""])
 
 

@@ -1,27 +1,30 @@
-"""What should run on an accelerator: its speed, its memory, and its error beside float64 on the CPU.
+"""What should run on an accelerator: its speed, its memory, and its error beside float64 on the
+CPU.
 
     python -m benchmarks.gpu                          # prints the table of the accelerator at hand
     python -m benchmarks.gpu --record                 # and keeps it as results/gpu.json
     python -m benchmarks.gpu --pieces sums            # one piece: its own peak of memory
     python -m benchmarks.gpu --small                  # seconds on one core of a CPU
 
-Four pieces, each on the default device of JAX. It needs JAX, NumPyro and diffrax, neither ArviZ nor an installation of
-this package: run it from the root of a clone.
+Four pieces, each on the default device of JAX. It needs JAX, NumPyro and diffrax, neither ArviZ nor
+an installation of this package: run it from the root of a clone.
 
-- ``sampling``: the Lotka–Volterra posterior of the hare–lynx counts, an ODE solve in each gradient: scores of draws,
-  and NUTS, every chain in one program. Seconds of NUTS are those of the whole run, warm-up and compilation too, and
-  draws/s are kept ones. The error is that of scores at random points.
-- ``sums``: draws of independent normals and their scores, made on the device block by block; for each fold the Gram
-  matrix φᵀφ of the controls φ = (1, s, 1 + z s) and φᵀf of the quantities f = z², all that a fit of control variates
-  reads. A block is summed in the precision of the row, blocks are added in float64. The error is that of one block.
+- ``sampling``: the Lotka–Volterra posterior of the hare–lynx counts, an ODE solve in each gradient:
+  scores of draws, and NUTS, every chain in one program. Seconds of NUTS are those of the whole run,
+  warm-up and compilation too, and draws/s are kept ones. The error is that of scores at random
+  points.
+- ``sums``: draws of independent normals and their scores, made on the device block by block; for
+  each fold the Gram matrix φᵀφ of the controls φ = (1, s, 1 + z s) and φᵀf of the quantities f =
+  z², all that a fit of control variates reads. A block is summed in the precision of the row,
+  blocks are added in float64. The error is that of one block.
 - ``products``: a Matérn-3/2 kernel and a Stein kernel times 65 right-hand sides, never stored.
-- ``solves``: `IterativeGP` at fixed hyper-parameters: preconditioned conjugate gradients for the mean and the samples.
-  The error is that of the mean, at a tolerance of 1e-8 on 1,000 rows.
+- ``solves``: `IterativeGP` at fixed hyper-parameters: preconditioned conjugate gradients for the
+  mean and the samples. The error is that of the mean, at a tolerance of 1e-8 on 1,000 rows.
 
-GFLOP/s count the multiplications and additions of matrix products alone: 2q(q + p) of a draw, and of an entry 2k times
-the right-hand sides and half of its own inner products, as a tile serves its mirror image. Seconds are of a second
-call, with nothing to compile, except for sampling. The peak of memory is the device's own, since the start of the
-process; a CPU tells none.
+GFLOP/s count the multiplications and additions of matrix products alone: 2q(q + p) of a draw, and
+of an entry 2k times the right-hand sides and half of its own inner products, as a tile serves its
+mirror image. Seconds are of a second call, with nothing to compile, except for sampling. The peak
+of memory is the device's own, since the start of the process; a CPU tells none.
 """
 
 import time
@@ -50,7 +53,8 @@ NOISE = 0.1
 
 
 class Sizes(NamedTuple):
-    """How large each piece is; by default for an accelerator, of whose memory a few gigabytes are enough."""
+    """How large each piece is; by default for an accelerator, of whose memory a few gigabytes are
+    enough."""
 
     chains: int = 4_096
     num_warmup: int = 20
@@ -80,13 +84,17 @@ SMALL = Sizes(
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--small")
-    parser.add_argument("--small", action="store_true", help="sizes for a CPU, whatever the other options say")
+    parser.add_argument(
+        "--small", action="store_true", help="sizes for a CPU, whatever the other options say"
+    )
     parser.add_argument("--pieces", nargs="+", choices=PIECES, default=list(PIECES))
     for field, default in Sizes._field_defaults.items():
         parser.add_argument(f"--{field.replace('_', '-')}", type=type(default), default=default)
     parser.add_argument("--record", action="store_true", help="keep the table as results/gpu.json")
     args = parser.parse_args()
-    sizes = SMALL if args.small else Sizes(**{field: getattr(args, field) for field in Sizes._fields})
+    sizes = (
+        SMALL if args.small else Sizes(**{field: getattr(args, field) for field in Sizes._fields})
+    )
     device = jax.devices()[0]
     rows: list[dict[str, Any]] = []
     for name in args.pieces:
@@ -95,25 +103,32 @@ def main() -> None:
             peak = stats["peak_bytes_in_use"] / 1e9 if "peak_bytes_in_use" in stats else "not told"
             rows.append({"device": device.device_kind, "piece": name} | row | {"peak GB": peak})
             print(rows[-1], flush=True)  # a run that is stopped has shown what it had
-    emit("gpu" if args.record else None, "What should run on an accelerator", rows, **sizes._asdict())
+    emit(
+        "gpu" if args.record else None, "What should run on an accelerator", rows, **sizes._asdict()
+    )
 
 
 def sampling(sizes: Sizes) -> Iterator[dict[str, Any]]:
-    # A step of an ODE is a few small kernels, and their launches are the cost on a GPU, however many chains share them.
-    # Eight derivatives carried forward take one loop over the steps: 20 ms at 512 draws on an H100, where the way back,
-    # with its checkpoints, takes 74.
+    # A step of an ODE is a few small kernels, and their launches are the cost on a GPU, however
+    # many chains share them. Eight derivatives carried forward take one loop over the steps: 20 ms
+    # at 512 draws on an H100, where the way back, with its checkpoints, takes 74.
     arguments = lotka_volterra.data() | {"adjoint": diffrax.ForwardMode()}
     start = lotka_volterra.init()
     centre = unconstrain_fn(lotka_volterra.model, (), arguments, start)
-    # Near the mode, as chains in lockstep wait for the one that is lost; see `mcmcpost.app.source.JITTER`.
+    # Near the mode, as chains in lockstep wait for the one that is lost; see
+    # `mcmcpost.app.source.JITTER`.
     start_key, chain_key = jax.random.split(jax.random.key(0))
     keys = dict(zip(centre, jax.random.split(start_key, len(centre)), strict=True))
 
     def points(count: int) -> dict[str, jax.Array]:
-        return {name: x + 0.05 * jax.random.normal(keys[name], (count,)) for name, x in centre.items()}
+        return {
+            name: x + 0.05 * jax.random.normal(keys[name], (count,)) for name, x in centre.items()
+        }
 
     def score(point: dict[str, jax.Array]) -> dict[str, jax.Array]:
-        return jax.jacfwd(lambda z: -potential_energy(lotka_volterra.model, (), arguments, z))(point)
+        return jax.jacfwd(lambda z: -potential_energy(lotka_volterra.model, (), arguments, z))(
+            point
+        )
 
     def scores(at: Any) -> np.ndarray:
         # A new function each time: programs are remembered by function, not by device.
@@ -130,7 +145,12 @@ def sampling(sizes: Sizes) -> Iterator[dict[str, Any]]:
     yield _row(f"scores, {sizes.scores:,} draws", "float64", seconds, error, draws=sizes.scores)
     mcmc = MCMC(
         # Trees of few leapfrogs: one chain with a small step would hold up all others.
-        NUTS(lotka_volterra.model, dense_mass=True, max_tree_depth=sizes.depth, forward_mode_differentiation=True),
+        NUTS(
+            lotka_volterra.model,
+            dense_mass=True,
+            max_tree_depth=sizes.depth,
+            forward_mode_differentiation=True,
+        ),
         num_warmup=sizes.num_warmup,
         num_samples=sizes.num_samples,
         num_chains=sizes.chains,
@@ -161,21 +181,30 @@ def _sums_of(draws: Any, scores: Any, xp: Any = jnp) -> tuple[Any, Any]:
     """Return φᵀφ and φᵀf of a block, by JAX or by NumPy."""
     controls = xp.concatenate([xp.ones_like(draws[:, :1]), scores, 1 + draws * scores], axis=1)
     values = draws[:, :QUANTITIES] ** 2
-    product = xp.matmul if xp is np else partial(jnp.matmul, precision="highest")  # else TensorFloat-32 on a GPU
+    # else TensorFloat-32 on a GPU
+    product = xp.matmul if xp is np else partial(jnp.matmul, precision="highest")
     return product(controls.T, controls), product(controls.T, values)
 
 
 @partial(jax.jit, static_argnames=("blocks", "block", "dimension", "dtype"))
-def _fold_sums(key: jax.Array, blocks: int, block: int, dimension: int, dtype: str) -> tuple[jax.Array, jax.Array]:
-    """Return the sums of a fold of ``blocks × block`` draws; no more than one block of them is there at a time."""
+def _fold_sums(
+    key: jax.Array, blocks: int, block: int, dimension: int, dtype: str
+) -> tuple[jax.Array, jax.Array]:
+    """Return the sums of a fold of ``blocks × block`` draws; no more than one block of them is
+    there at a time."""
 
     def step(i: jax.Array, sums: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         draws, scores = _draws(jax.random.fold_in(key, i), block, dimension, dtype)
-        # In float32 a sum of 1e8 squares keeps three digits; its blocks, added in float64, keep six.
-        return jax.tree.map(lambda total, part: total + part.astype(float), sums, _sums_of(draws, scores))
+        # In float32 a sum of 1e8 squares keeps three digits; its blocks, added in float64, keep
+        # six.
+        return jax.tree.map(
+            lambda total, part: total + part.astype(float), sums, _sums_of(draws, scores)
+        )
 
     width = 1 + 2 * dimension
-    return jax.lax.fori_loop(0, blocks, step, (jnp.zeros((width, width)), jnp.zeros((width, QUANTITIES))))
+    return jax.lax.fori_loop(
+        0, blocks, step, (jnp.zeros((width, width)), jnp.zeros((width, QUANTITIES)))
+    )
 
 
 def sums(sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -193,16 +222,25 @@ def sums(sizes: Sizes) -> Iterator[dict[str, Any]]:
         seconds = time.perf_counter() - since
         made = FOLDS * blocks * sizes.block
         what = f"{made:.2g} draws of {sizes.dimension}, {width} controls"
-        yield _row(what, dtype, seconds, error, flops=2 * made * width * (width + QUANTITIES), draws=made)
+        yield _row(
+            what, dtype, seconds, error, flops=2 * made * width * (width + QUANTITIES), draws=made
+        )
 
 
 def products(sizes: Sizes) -> Iterator[dict[str, Any]]:
     d = 26
     matern, squared = Matern32(5.0), SquaredExponential(5.0)
-    cases: dict[str, tuple[Callable[[jax.Array], TileOperator], Callable[[np.ndarray], Any], int]] = {
-        # The last number: the inner product that an entry takes, in coordinates. Of a Stein entry there are two.
+    cases: dict[
+        str, tuple[Callable[[jax.Array], TileOperator], Callable[[np.ndarray], Any], int]
+    ] = {
+        # The last number: the inner product that an entry takes, in coordinates. Of a Stein entry
+        # there are two.
         "Matérn-3/2": (lambda x: kernel_operator(matern, x), lambda x: gram(matern, x), d),
-        "Stein": (lambda x: stein_operator(squared, x, -x), lambda x: stein_gram(squared, x, -x), 3 * d),
+        "Stein": (
+            lambda x: stein_operator(squared, x, -x),
+            lambda x: stein_gram(squared, x, -x),
+            3 * d,
+        ),
     }
     for name, (operator_of, dense, length) in cases.items():
         for dtype in ("float32", "float64"):
@@ -220,7 +258,9 @@ def products(sizes: Sizes) -> Iterator[dict[str, Any]]:
 
 def _rows(n: int, d: int, dtype: str) -> tuple[jax.Array, jax.Array]:
     rng = np.random.default_rng(0)
-    return jnp.asarray(rng.normal(size=(n, d)), dtype), jnp.asarray(rng.normal(size=(n, RIGHT_HAND_SIDES)), dtype)
+    return jnp.asarray(rng.normal(size=(n, d)), dtype), jnp.asarray(
+        rng.normal(size=(n, RIGHT_HAND_SIDES)), dtype
+    )
 
 
 def solves(sizes: Sizes) -> Iterator[dict[str, Any]]:
@@ -246,7 +286,10 @@ def solves(sizes: Sizes) -> Iterator[dict[str, Any]]:
     seconds = _second_call(lambda: fits.append(fit(points, y, 1e-2)))
     columns = 1 + fits[-1].sample_weights.shape[1]
     flops = fits[-1].info["epochs"] * len(y) ** 2 * (d + 2 * columns)
-    what = f"IterativeGP, n = {len(y):,}, {columns} right-hand sides, {fits[-1].info['epochs']:.0f} epochs"
+    what = (
+        f"IterativeGP, n = {len(y):,}, {columns} right-hand sides, {fits[-1].info['epochs']:.0f} "
+        "epochs"
+    )
     yield _row(what, "float64", seconds, error, flops=flops)
 
 
@@ -260,11 +303,19 @@ def _second_call(call: Callable[[], Any]) -> float:
 
 def _relative(value: Any, exact: Any) -> float:
     """Return the largest deviation, relative to the largest entry."""
-    return float(np.abs(np.asarray(value, float) - np.asarray(exact)).max() / np.abs(np.asarray(exact)).max())
+    return float(
+        np.abs(np.asarray(value, float) - np.asarray(exact)).max() / np.abs(np.asarray(exact)).max()
+    )
 
 
 def _row(
-    what: str, precision: str, seconds: float, error: float, *, flops: float | None = None, draws: int | None = None
+    what: str,
+    precision: str,
+    seconds: float,
+    error: float,
+    *,
+    flops: float | None = None,
+    draws: int | None = None,
 ) -> dict[str, Any]:
     return {
         "what": what,

@@ -1,4 +1,5 @@
-"""Check a built site: every link and fragment inside it exists, and no page loads anything from the network.
+"""Check a built site: every link and fragment inside it exists, and no page loads anything from the
+network.
 
 python docs/check_site.py SITE
 """
@@ -9,7 +10,14 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-LOADS = {("script", "src"), ("img", "src"), ("iframe", "src"), ("source", "src"), ("link", "href"), ("use", "href")}
+LOADS = {
+    ("script", "src"),
+    ("img", "src"),
+    ("iframe", "src"),
+    ("source", "src"),
+    ("link", "href"),
+    ("use", "href"),
+}
 NOT_LOADED = {"canonical", "next", "prev", "index", "search", "author", "copyright"}
 REMOTE = re.compile(r"url\(\s*['\"]?(?:https?:)?//|@import\s+(?:url\()?\s*['\"]?(?:https?:)?//")
 
@@ -31,7 +39,9 @@ class Page(HTMLParser):
         if tag == "a" and "href" in found:
             self.links.append(found["href"])
         if not set(found.get("rel", "").split()) & NOT_LOADED:
-            self.loads += [found[name] for element, name in LOADS if element == tag and name in found]
+            self.loads += [
+                found[name] for element, name in LOADS if element == tag and name in found
+            ]
 
 
 def problems(site: Path) -> list[str]:
@@ -48,7 +58,11 @@ def problems(site: Path) -> list[str]:
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             if not target.is_file():
                 found.append(f"{where}: no target {link}")
-            elif parts.fragment and target in pages and unquote(parts.fragment) not in pages[target].identifiers:
+            elif (
+                parts.fragment
+                and target in pages
+                and unquote(parts.fragment) not in pages[target].identifiers
+            ):
                 found.append(f"{where}: no fragment {link}")
     for sheet in site.rglob("*.css"):
         if REMOTE.search(sheet.read_text(encoding="utf-8")):

@@ -1,4 +1,5 @@
-"""Configuration of the documentation: Sphinx, from the docstrings, with nothing loaded from the network."""
+"""Configuration of the documentation: Sphinx, from the docstrings, with nothing loaded from the
+network."""
 
 import sys
 from importlib.metadata import version as installed

@@ -1,7 +1,9 @@
-"""Draw the figures of the README and of the gallery, from real posteriors: ``python docs/make_figures.py``.
+"""Draw the figures of the README and of the gallery, from real posteriors: ``python
+docs/make_figures.py``.
 
-It samples the hare–lynx posterior and a ladder of the radiata pine regression and writes PNG files beside the other
-static files of the documentation; a few minutes on one core. Run it when a plot, an estimate or its error changes.
+It samples the hare–lynx posterior and a ladder of the radiata pine regression and writes PNG files
+beside the other static files of the documentation; a few minutes on one core. Run it when a plot,
+an estimate or its error changes.
 """
 
 import sys
@@ -32,7 +34,8 @@ def save(name: str) -> None:
 
 
 def hare_lynx() -> None:
-    """Draw what `reduce` does to the means of the hare–lynx posterior, and what the gate and the residuals say."""
+    """Draw what `reduce` does to the means of the hare–lynx posterior, and what the gate and the
+    residuals say."""
     mcmc = MCMC(
         NUTS(lotka_volterra.model),
         num_warmup=1000,
@@ -52,10 +55,14 @@ def hare_lynx() -> None:
     save("distribution")
     mp.plot_gain(estimate)
     save("gain")
-    values = np.concatenate([trace.posterior[name].values for name in ("theta", "z_init", "sigma")], axis=-1)
+    values = np.concatenate(
+        [trace.posterior[name].values for name in ("theta", "z_init", "sigma")], axis=-1
+    )
     mp.plot_residual_autocorrelation(estimate, values)
     save("residual_autocorrelation")
-    mp.plot_score_check(mp.check_tree(trace), list(map(str, trace.sample_stats["unconstrained_parameter"].values)))
+    mp.plot_score_check(
+        mp.check_tree(trace), list(map(str, trace.sample_stats["unconstrained_parameter"].values))
+    )
     save("score_check")
 
 
@@ -77,7 +84,9 @@ def tasks() -> None:
 
     def runs(seed: int, flow: Callable[[np.ndarray], object]) -> xarray.DataTree:
         draws, scores = borehole.sample(np.random.default_rng(seed), 20)
-        return mp.from_arrays(draws[None], scores[None], values=np.asarray(flow(draws))[None, :, None])
+        return mp.from_arrays(
+            draws[None], scores[None], values=np.asarray(flow(draws))[None, :, None]
+        )
 
     known = (borehole.MEAN, borehole.SD)
     both = {"high": (runs(1, borehole.flow_high), None), "low": (runs(2, borehole.flow_low), None)}
@@ -86,13 +95,15 @@ def tasks() -> None:
 
 
 def structure() -> None:
-    """Draw which products x_i s_j share a coefficient in each family, of three globals and two blocks of eight."""
+    """Draw which products x_i s_j share a coefficient in each family, of three globals and two
+    blocks of eight."""
     names, sizes = ("globals", "block a", "block b"), (3, 8, 8)
     of, place = np.repeat(np.arange(3), sizes), np.concatenate([np.arange(size) for size in sizes])
     i, j = np.indices((len(of), len(of)))
     kind, ahead = 3 * of[i] + of[j], place[j] - place[i]
     in_blocks, both_global, alike = (of[i] > 0) & (of[j] > 0), of[i] + of[j] == 0, of[i] == of[j]
-    pair = 10 + np.minimum(i, j) * len(of) + np.maximum(i, j)  # each pair of coordinates has its own
+    # each pair of coordinates has its own
+    pair = 10 + np.minimum(i, j) * len(of) + np.maximum(i, j)
     of_sums = np.where(in_blocks | (of[j] == 0), 10 * kind + place[j] * (of[j] == 0), -1)
     panels = {
         "all pairs, which these replace": pair,
@@ -100,14 +111,30 @@ def structure() -> None:
         "products of sums, and globals": np.where(both_global, pair, of_sums),
         "neighbours": np.where(in_blocks & alike & (abs(ahead) == 1), 2 * kind + (ahead > 0), -1),
         "squares": np.where(i == j, i, -1),
-        "pairs": np.where((in_blocks & ~alike & (ahead == 0)) | ((of[i] == 0) ^ (of[j] == 0)), pair, -1),
+        "pairs": np.where(
+            (in_blocks & ~alike & (ahead == 0)) | ((of[i] == 0) ^ (of[j] == 0)), pair, -1
+        ),
     }
     fig, axes = plt.subplots(2, 3, figsize=(9.0, 6.2), layout="constrained")
     for ax, (title, controls) in zip(axes.flat, panels.items(), strict=True):
         number = np.unique(controls, return_inverse=True)[1].reshape(controls.shape)
-        ax.pcolormesh(np.ma.masked_where(controls < 0, number % 10), cmap="tab10", vmin=0, vmax=9, ec="w", lw=0.5)
+        ax.pcolormesh(
+            np.ma.masked_where(controls < 0, number % 10),
+            cmap="tab10",
+            vmin=0,
+            vmax=9,
+            ec="w",
+            lw=0.5,
+        )
         middles, edges = np.cumsum(sizes) - np.array(sizes) / 2, np.cumsum(sizes)[:-1]
-        ax.set(title=title, aspect="equal", xticks=middles, xticklabels=names, yticks=middles, yticklabels=names)
+        ax.set(
+            title=title,
+            aspect="equal",
+            xticks=middles,
+            xticklabels=names,
+            yticks=middles,
+            yticklabels=names,
+        )
         ax.invert_yaxis()
         ax.tick_params(length=0)
         for edge in edges:

@@ -1,4 +1,5 @@
-# The public names, each with the file that it is imported from on first use; read by `lazy_loader` and type checkers.
+# The public names, each with the file that it is imported from on first use; read by `lazy_loader`
+# and type checkers.
 
 from . import (
     app as app,

@@ -25,22 +25,26 @@ def distribution(
     folds: int | None = None,
     allow_bad_scores: bool = False,
 ) -> Distribution:
-    """Return the marginal distribution of each quantity, of which everything can be asked, with its error.
+    """Return the marginal distribution of each quantity, of which everything can be asked, with its
+    error.
 
-    ``dist = mp.distribution(trace, ["mu", "tau"])`` has ``dist.cdf(t)``, ``dist.pdf(t)``, ``dist.quantile(0.05)``,
-    ``dist.interval(0.89, kind="hdi")`` and ``dist.probability(lower=0.0)``. Whatever controls the mean of a quantity
-    controls all functions of it, in any dimension (docs/mathematics.md section 2), so that these gain about as much as
-    the mean does. What limits them: a tail in which there are few draws, and a quantity whose mean is not controlled.
+    ``dist = mp.distribution(trace, ["mu", "tau"])`` has ``dist.cdf(t)``, ``dist.pdf(t)``,
+    ``dist.quantile(0.05)``, ``dist.interval(0.89, kind="hdi")`` and
+    ``dist.probability(lower=0.0)``. Whatever controls the mean of a quantity controls all functions
+    of it, in any dimension (docs/mathematics.md section 2), so that these gain about as much as the
+    mean does. What limits them: a tail in which there are few draws, and a quantity whose mean is
+    not controlled.
 
-    Arguments and errors are those of `expectation`. `method` is what controls the means of the quantities; a kernel
-    method is fitted to every event by itself.
+    Arguments and errors are those of `expectation`. `method` is what controls the means of the
+    quantities; a kernel method is fitted to every event by itself.
 
     Returns
     -------
-    Distribution : of quantities whose values are a coordinate of the trace, a monotone function of one, or nearly a
-        cubic of a few; events of others are regressed on the scores as any integrand is. Of a trace in the chunks of
-        dask all is from sums over all draws: probabilities and densities in one pass, quantiles in one or two, shortest
-        intervals in two to four.
+    Distribution : of quantities whose values are a coordinate of the trace, a monotone function of
+        one, or nearly a cubic of a few; events of others are regressed on the scores as any
+        integrand is. Of a trace in the chunks of dask all is from sums over all draws:
+        probabilities and densities in one pass, quantiles in one or two, shortest intervals in two
+        to four.
     """
     options = Options(folds=folds, allow_bad_scores=allow_bad_scores)
     if is_summed(tree, method, options):
@@ -62,12 +66,13 @@ def quantile(
     folds: int | None = None,
     allow_bad_scores: bool = False,
 ) -> Estimate:
-    """Estimate posterior quantiles by inverting a controlled distribution function; see `distribution`.
+    """Estimate posterior quantiles by inverting a controlled distribution function; see
+    `distribution`.
 
-    Other arguments and errors are those of `expectation`. One result per integrand and probability, named
-    ``name [probability]``; `mcse` is in the integrand's units. A quantile with fewer than three effective draws beyond
-    it is ``unseen``. The error of the plain one is that of Maritz and Jarrett (1978,
-    doi:10.1080/01621459.1978.10480027).
+    Other arguments and errors are those of `expectation`. One result per integrand and probability,
+    named ``name [probability]``; `mcse` is in the integrand's units. A quantile with fewer than
+    three effective draws beyond it is ``unseen``. The error of the plain one is that of Maritz and
+    Jarrett (1978, doi:10.1080/01621459.1978.10480027).
 
     Raises
     ------
@@ -83,10 +88,14 @@ def quantile(
 INTERVALS = ("eti", "hdi")
 
 
-def resolve_interval(where: str, ci_prob: float | None, ci_kind: str | None) -> tuple[float, str] | None:
-    """Return the probability and the kind of the interval that is wanted, None where neither is given.
+def resolve_interval(
+    where: str, ci_prob: float | None, ci_kind: str | None
+) -> tuple[float, str] | None:
+    """Return the probability and the kind of the interval that is wanted, None where neither is
+    given.
 
-    What is left out is that of ``arviz_base.rcParams``, so that the table has the interval of ``az.summary``.
+    What is left out is that of ``arviz_base.rcParams``, so that the table has the interval of
+    ``az.summary``.
     """
     if ci_prob is None and ci_kind is None:
         return None
@@ -107,8 +116,13 @@ PILOT = 1 << 14
 
 def distribution_of_chunks(chunks: InChunks) -> Distribution:
     """Return the distributions of quantities under draws in the chunks of dask; see `is_summed`."""
-    # Quantiles in memory take a search for each; of some thousand draws it is short, and near enough.
+    # Quantiles in memory take a search for each; of some thousand draws it is short, and near
+    # enough.
     chunks = chunks.thinned(PILOT)
     question = chunks.question
-    pilot = in_float64(Distribution.of)(question.sample, question.method, question.options, of_all=False)
-    return pilot._replace(over_all=OverChunks(chunks, chunks.served(), pilot, np.arange(len(pilot.names))))
+    pilot = in_float64(Distribution.of)(
+        question.sample, question.method, question.options, of_all=False
+    )
+    return pilot._replace(
+        over_all=OverChunks(chunks, chunks.served(), pilot, np.arange(len(pilot.names)))
+    )

@@ -1,7 +1,8 @@
-"""Public functions of expectations: posterior means and quantiles, what is derived from them, and the elpd.
+"""Public functions of expectations: posterior means and quantiles, what is derived from them, and
+the elpd.
 
-Derived are spreads, correlations and any smooth function of means. The elpd is made of controlled log predictive
-densities of the observations.
+Derived are spreads, correlations and any smooth function of means. The elpd is made of controlled
+log predictive densities of the observations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -63,8 +64,15 @@ def variance(
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> Estimate:
-    """Estimate posterior variances, named ``var(x)``, with their Monte Carlo errors; arguments as in `expectation`."""
-    return _spread("variance", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
+    """Estimate posterior variances, named ``var(x)``, with their Monte Carlo errors; arguments as
+    in `expectation`."""
+    return _spread(
+        "variance",
+        tree,
+        integrands,
+        method,
+        Options(standardize, folds, allow_bad_scores, fallback),
+    )
 
 
 def standard_deviation(
@@ -79,10 +87,12 @@ def standard_deviation(
 ) -> Estimate:
     """Estimate posterior standard deviations, named ``sd(x)``, with their Monte Carlo errors.
 
-    Arguments are those of `expectation`. `mean_plain` is the standard deviation of the draws, and `mcse_plain` its
-    error, ArviZ's ``mcse_sd``.
+    Arguments are those of `expectation`. `mean_plain` is the standard deviation of the draws, and
+    `mcse_plain` its error, ArviZ's ``mcse_sd``.
     """
-    return _spread("sd", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
+    return _spread(
+        "sd", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback)
+    )
 
 
 def covariance(
@@ -95,11 +105,19 @@ def covariance(
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> Estimate:
-    """Estimate the posterior covariances of all pairs of integrands, ``cov(x, y)`` and ``cov(x, x)``.
+    """Estimate the posterior covariances of all pairs of integrands, ``cov(x, y)`` and ``cov(x,
+    x)``.
 
-    Arguments are those of `expectation`; p integrands have p(p + 1)/2 covariances, in the order of the upper triangle.
+    Arguments are those of `expectation`; p integrands have p(p + 1)/2 covariances, in the order of
+    the upper triangle.
     """
-    return _spread("covariance", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
+    return _spread(
+        "covariance",
+        tree,
+        integrands,
+        method,
+        Options(standardize, folds, allow_bad_scores, fallback),
+    )
 
 
 def correlation(
@@ -114,10 +132,16 @@ def correlation(
 ) -> Estimate:
     """Estimate the posterior correlations of all pairs of different integrands, ``corr(x, y)``.
 
-    Arguments are those of `expectation`; p integrands have p(p − 1)/2 correlations, in the order of the upper triangle.
-    That of an integrand that is constant is NaN, ``undefined``.
+    Arguments are those of `expectation`; p integrands have p(p − 1)/2 correlations, in the order of
+    the upper triangle. That of an integrand that is constant is NaN, ``undefined``.
     """
-    return _spread("correlation", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback))
+    return _spread(
+        "correlation",
+        tree,
+        integrands,
+        method,
+        Options(standardize, folds, allow_bad_scores, fallback),
+    )
 
 
 def delta_method(
@@ -131,29 +155,32 @@ def delta_method(
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> Estimate:
-    """Estimate smooth functions of posterior expectations, such as their ratios, with their Monte Carlo errors.
+    """Estimate smooth functions of posterior expectations, such as their ratios, with their Monte
+    Carlo errors.
 
-    ``delta_method(trace, {"share": lambda mean: mean["a"] / (mean["a"] + mean["b"])})`` is a function of E[a] and E[b];
-    the expectation of a/(a + b) is another number, which `expectation` estimates. The error is the first-order one,
-    from the draws and from how the control variates move, and the second-order one by the covariance of the
-    expectations (van der Vaart 1998, *Asymptotic Statistics*, chapter 3).
+    ``delta_method(trace, {"share": lambda mean: mean["a"] / (mean["a"] + mean["b"])})`` is a
+    function of E[a] and E[b]; the expectation of a/(a + b) is another number, which `expectation`
+    estimates. The error is the first-order one, from the draws and from how the control variates
+    move, and the second-order one by the covariance of the expectations (van der Vaart 1998,
+    *Asymptotic Statistics*, chapter 3).
 
     Parameters
     ----------
     tree, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
-    functions : from a name to a function of the expectations, a dict from the names of variables or integrands to
-        arrays of the shape of one draw. It returns a number and is differentiated twice by JAX: write it in `jax.numpy`
-        operations.
+    functions : from a name to a function of the expectations, a dict from the names of variables or
+        integrands to arrays of the shape of one draw. It returns a number and is differentiated
+        twice by JAX: write it in `jax.numpy` operations.
     integrands : as in `expectation`; what the functions do not use costs time.
 
     Returns
     -------
-    Estimate : one quantity for each function. `mean_plain` is the function of the plain means; `sd` and `residuals` are
-        those of the function's linear part at each draw.
+    Estimate : one quantity for each function. `mean_plain` is the function of the plain means; `sd`
+        and `residuals` are those of the function's linear part at each draw.
 
     Raises
     ------
-    ScoreError, ValueError, TypeError : as in `expectation`; a function does not return one real number.
+    ScoreError, ValueError, TypeError : as in `expectation`; a function does not return one real
+        number.
 
     Warns
     -----
@@ -176,7 +203,9 @@ def delta_method(
         for name, function in functions.items()
     ]
     if chunks is None:
-        estimate = in_float64(estimate_derived)(question.sample, parts, question.method, question.options)
+        estimate = in_float64(estimate_derived)(
+            question.sample, parts, question.method, question.options
+        )
     else:
         estimate = chunks.derived(parts)
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
@@ -191,12 +220,19 @@ def _of_means(
 
     def of_vector(means: Float[Array, " p"]) -> Float[Array, ""]:
         pieces = jnp.split(means, ends[:-1])
-        named = {key: piece.reshape(shape) for (key, shape), piece in zip(shapes.items(), pieces, strict=True)}
-        # It is traced: NumPy's functions and `if` fail in JAX's words, which do not name the user's function.
+        named = {
+            key: piece.reshape(shape)
+            for (key, shape), piece in zip(shapes.items(), pieces, strict=True)
+        }
+        # It is traced: NumPy's functions and `if` fail in JAX's words, which do not name the user's
+        # function.
         try:
             value = function(named)
         except NOT_TRACEABLE as error:
-            expected, cure = f"`{name}` in operations of jax.numpy", "Write jnp.exp for np.exp, and jnp.where for if."
+            expected, cure = (
+                f"`{name}` in operations of jax.numpy",
+                "Write jnp.exp for np.exp, and jnp.where for if.",
+            )
             raise InputError("delta_method", expected, type(error).__name__, cure) from error
         except KeyError as error:
             tell_names("delta_method", name, error, named)
@@ -213,7 +249,11 @@ def _of_means(
 
 
 def _spread(
-    kind: str, tree: "xarray.DataTree", integrands: Any, method: str | AbstractControlVariate, options: Options
+    kind: str,
+    tree: "xarray.DataTree",
+    integrands: Any,
+    method: str | AbstractControlVariate,
+    options: Options,
 ) -> Estimate:
     answers = Answers.of(tree, integrands, method, options)
     estimate = answers.spread(kind)
@@ -266,11 +306,17 @@ class Answers(NamedTuple):
             raise InputError(kind, "at least two integrands", question.sample.names[0], "Name two.")
         if self.chunks is not None:
             return self.chunks.spreads(KINDS[kind])
-        return in_float64(estimate_spread)(KINDS[kind], question.sample, question.method, question.options)
+        return in_float64(estimate_spread)(
+            KINDS[kind], question.sample, question.method, question.options
+        )
 
     def distribution(self) -> Distribution:
         """Return their distributions."""
-        return answer_distribution(self.question) if self.chunks is None else distribution_of_chunks(self.chunks)
+        return (
+            answer_distribution(self.question)
+            if self.chunks is None
+            else distribution_of_chunks(self.chunks)
+        )
 
 
 def expectation(
@@ -287,28 +333,33 @@ def expectation(
 
     Parameters
     ----------
-    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or `load_tree`. Draws and
-        scores in the chunks of dask, larger than memory, are summed chunk by chunk (docs/large_traces.md): no kernel is
-        tried, and `residuals` are means over runs. Draws with weights,
-        ``sample_stats.log_weight``, have self-normalised means and weighted control variates
-        (docs/methods/weighted_draws.md). Or the sums of traces, from `moments`, or a tree that holds them: integrands
-        are then names of quantities that were summed, and the method is that of the sums.
-    integrands : None for every variable of the posterior group that is a number for every draw, with a warning of the
-        others; a list of variable names; an array (chain, draw[, p]) or a function of one constrained draw (a dict of
-        arrays), named ``f``; or a mapping from names to such.
+    tree : a trace with scores, from `from_numpyro`, `attach_scores`, `from_arrays`, nutpie or
+        `load_tree`. Draws and scores in the chunks of dask, larger than memory, are summed chunk by
+        chunk (docs/large_traces.md): no kernel is tried, and `residuals` are means over runs. Draws
+        with weights, ``sample_stats.log_weight``, have self-normalised means and weighted control
+        variates (docs/methods/weighted_draws.md). Or the sums of traces, from `moments`, or a tree
+        that holds them: integrands are then names of quantities that were summed, and the method is
+        that of the sums.
+    integrands : None for every variable of the posterior group that is a number for every draw,
+        with a warning of the others; a list of variable names; an array (chain, draw[, p]) or a
+        function of one constrained draw (a dict of arrays), named ``f``; or a mapping from names to
+        such.
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
-    standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a prior; by default the
-        sample's own moments.
-    folds : of the cross-fitting, at most 1,000; about eight by default, whole chains or contiguous blocks of them.
+    standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a
+        prior; by default the sample's own moments.
+    folds : of the cross-fitting, at most 1,000; about eight by default, whole chains or contiguous
+        blocks of them.
     allow_bad_scores : compute although the score gate fails; every status is then ``bad_scores``.
-    fallback : return the plain mean where its error is not larger than the controlled one. With few draws the estimate
-        of the error can hide a real gain: False returns the controlled mean, and the gain may then be below one.
+    fallback : return the plain mean where its error is not larger than the controlled one. With few
+        draws the estimate of the error can hide a real gain: False returns the controlled mean, and
+        the gain may then be below one.
 
     Returns
     -------
-    Estimate : mean, mcse, gain, status, … arrays over the quantities, in the integrands' units. Where the tree records
-        how long sampling took (`sampling_time`, in seconds, an attribute that PyMC and ``mcmcpost sample`` write),
-        ``info["worth"]`` says how long it would take for the same errors.
+    Estimate : mean, mcse, gain, status, … arrays over the quantities, in the integrands' units.
+        Where the tree records how long sampling took (`sampling_time`, in seconds, an attribute
+        that PyMC and ``mcmcpost sample`` write), ``info["worth"]`` says how long it would take for
+        the same errors.
 
     Raises
     ------
@@ -317,12 +368,12 @@ def expectation(
 
     Warns
     -----
-    ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have not converged. A
-        control variate would then be biased by more than its error says, so plain means are returned, whatever the
-        method; `allow_bad_scores` overrides.
-    ConvergenceWarning : the chains, or their halves, disagree about the mean or the spread of an integrand (R-hat),
-        transitions of the sampler diverged, or Pareto k̂ of the weights is above 0.7; the status is then
-        ``heavy_tail``.
+    ScoreWarning : Stein's identity fails for a reason that was not recognised, or the chains have
+        not converged. A control variate would then be biased by more than its error says, so plain
+        means are returned, whatever the method; `allow_bad_scores` overrides.
+    ConvergenceWarning : the chains, or their halves, disagree about the mean or the spread of an
+        integrand (R-hat), transitions of the sampler diverged, or Pareto k̂ of the weights is above
+        0.7; the status is then ``heavy_tail``.
     """
     options = Options(standardize, folds, allow_bad_scores, fallback)
     # Sums have no draws: what they are of was chosen when they were made.
@@ -347,27 +398,32 @@ def summary(
     ci_prob: float | None = None,
     ci_kind: Literal["eti", "hdi"] | None = None,
 ) -> "pandas.DataFrame":
-    """Return a table to join to ``az.summary``: mcse, mean_cv, mcse_cv, gain, method, status, digits.
+    """Return a table to join to ``az.summary``: mcse, mean_cv, mcse_cv, gain, method, status,
+    digits.
 
-    ``az.summary(trace).join(mp.summary(trace))`` has the plain mean and standard deviation too, as has
-    ``expectation(trace).to_dataframe()``. ArviZ does not know the weights of weighted draws: take the latter for them.
+    ``az.summary(trace).join(mp.summary(trace))`` has the plain mean and standard deviation too, as
+    has ``expectation(trace).to_dataframe()``. ArviZ does not know the weights of weighted draws:
+    take the latter for them.
 
     Parameters
     ----------
     tree, integrands, method, standardize, folds, allow_bad_scores, fallback : as in `expectation`.
-    sd : also `sd_cv` and `mcse_sd_cv`, the controlled standard deviation and its error; see `standard_deviation`.
+    sd : also `sd_cv` and `mcse_sd_cv`, the controlled standard deviation and its error; see
+        `standard_deviation`.
     median : also `median_cv` and `mcse_median_cv`.
-    quantiles : probabilities π whose quantiles are wanted too, in columns ``q{π}_cv`` and ``mcse_q{π}_cv``; see
-        `quantile`, which takes no `standardize` and no `fallback`, as do the median and the interval.
-    ci_prob, ci_kind : also the bounds of the interval of that probability, ``"eti"`` with equal tails or ``"hdi"``, the
-        shortest, in the columns of ``az.summary`` with ``_cv``, as `eti89_lb_cv` and `mcse_eti89_lb_cv`; see
-        `Distribution.interval`. Where one is given the other is that of ``arviz_base.rcParams``. By default there is
-        none, since it takes longer than the means.
+    quantiles : probabilities π whose quantiles are wanted too, in columns ``q{π}_cv`` and
+        ``mcse_q{π}_cv``; see `quantile`, which takes no `standardize` and no `fallback`, as do the
+        median and the interval.
+    ci_prob, ci_kind : also the bounds of the interval of that probability, ``"eti"`` with equal
+        tails or ``"hdi"``, the shortest, in the columns of ``az.summary`` with ``_cv``, as
+        `eti89_lb_cv` and `mcse_eti89_lb_cv`; see `Distribution.interval`. Where one is given the
+        other is that of ``arviz_base.rcParams``. By default there is none, since it takes longer
+        than the means.
 
     Returns
     -------
-    DataFrame : a row for each quantity. `mcse` is the plain error and `gain` (mcse/mcse_cv)²; `digits` are the
-        significant digits of `mean_cv` that its error supports.
+    DataFrame : a row for each quantity. `mcse` is the plain error and `gain` (mcse/mcse_cv)²;
+        `digits` are the significant digits of `mean_cv` that its error supports.
     """
     check_flags("summary", sd=sd, median=median)
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
@@ -407,26 +463,28 @@ def summary(
 
 
 def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
-    """Combine estimates of the same quantities from independent chains of one posterior, without their draws.
+    """Combine estimates of the same quantities from independent chains of one posterior, without
+    their draws.
 
-    Chains that are added to a finished reduction cost their own reduction only. The pooled means are those of the
-    parts, weighted by their draws where all were made by the same method, and by their errors elsewhere; see
-    `mcmcpost.control.estimate.pool`. A joint reduction of all chains knows a little more, since its fits see
-    all draws.
+    Chains that are added to a finished reduction cost their own reduction only. The pooled means
+    are those of the parts, weighted by their draws where all were made by the same method, and by
+    their errors elsewhere; see `mcmcpost.control.estimate.pool`. A joint reduction of all chains
+    knows a little more, since its fits see all draws.
 
     Parameters
     ----------
-    estimates : of `expectation`, at least two, or trees that ``estimate.to_datatree`` returned, as `load_tree` reads
-        them. Names and the number of draws of a chain have to be the same.
+    estimates : of `expectation`, at least two, or trees that ``estimate.to_datatree`` returned, as
+        `load_tree` reads them. Names and the number of draws of a chain have to be the same.
 
     Returns
     -------
-    Estimate : residuals have the chains of all parts, one after the other; `info` has the draws of each part.
+    Estimate : residuals have the chains of all parts, one after the other; `info` has the draws of
+        each part.
 
     Raises
     ------
-    ValueError, TypeError : fewer than two; other names or numbers of draws; a chain in two of them; what is no
-        estimate.
+    ValueError, TypeError : fewer than two; other names or numbers of draws; a chain in two of them;
+        what is no estimate.
 
     Warns
     -----
@@ -435,11 +493,21 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
     where = "pool_estimates"
     parts = [one if isinstance(one, Estimate) else stored_estimate(one) for one in estimates]
     if len(parts) < 2:
-        raise InputError(where, "at least two estimates", len(parts), "Pass those of the old and of the new chains.")
+        raise InputError(
+            where,
+            "at least two estimates",
+            len(parts),
+            "Pass those of the old and of the new chains.",
+        )
     for part in parts[1:]:
         if part.names != parts[0].names:
             other = sorted({*part.names} ^ {*parts[0].names}) or "another order"
-            raise InputError(where, "estimates of the same quantities", other, "Ask each for the same integrands.")
+            raise InputError(
+                where,
+                "estimates of the same quantities",
+                other,
+                "Ask each for the same integrands.",
+            )
         if part.residuals.shape[1] != parts[0].residuals.shape[1]:
             draws = f"{parts[0].residuals.shape[1]} and {part.residuals.shape[1]}"
             cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
@@ -450,12 +518,15 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
         got = f"one of the chains of estimate {shared[0]} in estimate {shared[1]}, counting from 0"
         raise InputError(where, "every chain once", got, "Pass estimates of different chains.")
     pooled = pool(parts)
-    # Averaging what contradicts itself would hide it: the mean is returned, and the warning names it.
-    apart = [name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad]
+    # Averaging what contradicts itself would hide it: the mean is returned, and the warning names
+    # it.
+    apart = [
+        name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad
+    ]
     if apart:
         warn(
-            f"The estimates of {', '.join(apart)} contradict each other: they are of other posteriors, or their chains "
-            "have not converged.",
+            f"The estimates of {', '.join(apart)} contradict each other: they are of other "
+            "posteriors, or their chains have not converged.",
             ConvergenceWarning,
         )
     return pooled
@@ -483,13 +554,15 @@ def elpd(
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> Estimate:
-    """Estimate the expected log predictive density by leaving one observation out, with its Monte Carlo error.
+    """Estimate the expected log predictive density by leaving one observation out, with its Monte
+    Carlo error.
 
-    With ℓᵢ the log likelihood of observation i, log p(yᵢ | y₋ᵢ) = −log E[exp(−ℓᵢ)] under the posterior (Gelfand, Dey
-    and Chang 1992), and its density under the posterior of all observations is log E[exp ℓᵢ]. Both are functions of
-    expectations, to which control variates apply. ``az.loo`` estimates the first by Pareto-smoothed weights (Vehtari,
-    Gelman and Gabry 2017, doi:10.1007/s11222-016-9696-4); its `se` is not a Monte Carlo error but that of the
-    observations as a sample.
+    With ℓᵢ the log likelihood of observation i, log p(yᵢ | y₋ᵢ) = −log E[exp(−ℓᵢ)] under the
+    posterior (Gelfand, Dey and Chang 1992), and its density under the posterior of all observations
+    is log E[exp ℓᵢ]. Both are functions of expectations, to which control variates apply.
+    ``az.loo`` estimates the first by Pareto-smoothed weights (Vehtari, Gelman and Gabry 2017,
+    doi:10.1007/s11222-016-9696-4); its `se` is not a Monte Carlo error but that of the observations
+    as a sample.
 
     Parameters
     ----------
@@ -500,21 +573,25 @@ def elpd(
 
     Returns
     -------
-    Estimate : of ``elpd_loo``, ``lppd`` and ``p_loo``, their difference, for all n observations together, then for each
-        one of ``elpd_loo(y[i])`` and ``lppd(y[i])``. An observation with so much influence that exp(−ℓᵢ) has a heavy
-        tail has the status ``heavy_tail``: take that of ``az.loo``, or fit the model without it. Memory is that of
-        (2n)² numbers.
+    Estimate : of ``elpd_loo``, ``lppd`` and ``p_loo``, their difference, for all n observations
+        together, then for each one of ``elpd_loo(y[i])`` and ``lppd(y[i])``. An observation with so
+        much influence that exp(−ℓᵢ) has a heavy tail has the status ``heavy_tail``: take that of
+        ``az.loo``, or fit the model without it. Memory is that of (2n)² numbers.
 
     Raises
     ------
-    ScoreError, ValueError, TypeError : as in `expectation`; no log likelihood, or several and none is named.
+    ScoreError, ValueError, TypeError : as in `expectation`; no log likelihood, or several and none
+        is named.
     """
     where = "elpd"
-    check_kind(where, "var_name", var_name, (str, None), "It is a variable of the group `log_likelihood`.")
+    check_kind(
+        where, "var_name", var_name, (str, None), "It is a variable of the group `log_likelihood`."
+    )
     check_tree_type(where, tree)
     found = _log_likelihood(tree, var_name)
     values = found.values
-    # e^ℓ of a thousand terms underflows: ratios to the largest and the smallest draw do not, and their logs come back.
+    # e^ℓ of a thousand terms underflows: ratios to the largest and the smallest draw do not, and
+    # their logs come back.
     best, worst = values.max(axis=(0, 1)), values.min(axis=(0, 1))
     with np.errstate(invalid="ignore"):
         scaled = np.exp(values - best), np.exp(worst - values)
@@ -522,27 +599,36 @@ def elpd(
     densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
     options = Options(standardize, folds, allow_bad_scores, fallback)
     question = pose(tree, densities, method, options, weighted=True)
-    # Sums over observations are functions of all 2n means, whose errors are correlated: hence memory of (2n)².
+    # Sums over observations are functions of all 2n means, whose errors are correlated: hence
+    # memory of (2n)².
     n = len(found.names)
     own, other = np.arange(n), np.arange(n) + n
     parts = [
         Smooth(("elpd_loo",), other[None], _minus_log_product),
         Smooth(("lppd",), own[None], _log_product),
         Smooth(("p_loo",), np.concatenate([own, other])[None], _log_product),
-        Smooth(tuple(f"elpd_loo({name})" for name in found.names), other[:, None], _minus_log_product),
+        Smooth(
+            tuple(f"elpd_loo({name})" for name in found.names), other[:, None], _minus_log_product
+        ),
         Smooth(tuple(f"lppd({name})" for name in found.names), own[:, None], _log_product),
     ]
-    # a log likelihood that never changes is that of a masked observation, and no event that was not seen
+    # a log likelihood that never changes is that of a masked observation, and no event that was not
+    # seen
     sample = question.sample._replace(events=np.zeros(2 * n, bool), unseen=np.zeros(2 * n, bool))
     estimate = in_float64(estimate_derived)(sample, parts, question.method, question.options)
     with np.errstate(invalid="ignore"):
         shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
     # The ratios' logs, and what was divided by.
-    moved = {name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")}
+    moved = {
+        name: getattr(estimate, name) + shift for name in ("mean", "mean_plain", "mean_crossfit")
+    }
     alone = [_few_decide(one) for one in scaled[::-1]]  # of 1/p and of p
     # Totals are as doubtful as the worst of their observations.
     heavy = np.concatenate([[alone[0].any(), alone[1].any(), np.any(alone)], *alone])
-    status = tuple(Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, estimate.status, strict=True))
+    status = tuple(
+        Status.HEAVY_TAIL if h and s in TRUSTED else s
+        for h, s in zip(heavy, estimate.status, strict=True)
+    )
     return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
 
 
@@ -555,7 +641,8 @@ def _minus_log_product(means: Float[Array, " r"]) -> Float[Array, ""]:
 
 
 def _few_decide(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
-    """Return where all but a few draws are zero beside the largest: no tail is left whose k̂ could be told."""
+    """Return where all but a few draws are zero beside the largest: no tail is left whose k̂ could
+    be told."""
     return (values > 0).sum(axis=(0, 1)) < tail_draws(values.shape[0] * values.shape[1])
 
 
@@ -564,10 +651,20 @@ def _log_likelihood(tree: "xarray.DataTree", var_name: str | None) -> Integrands
     group = tree.children.get(LOG_LIKELIHOOD)
     names = [] if group is None else [str(name) for name in group.data_vars]
     if not names or group is None:
-        cure = "Keep it when sampling: from_numpyro(mcmc, log_likelihood=True), pm.compute_log_likelihood(trace)."
-        raise InputError("elpd", "a group `log_likelihood` with a variable", ", ".join(tree.children) or "none", cure)
+        cure = (
+            "Keep it when sampling: from_numpyro(mcmc, log_likelihood=True), "
+            "pm.compute_log_likelihood(trace)."
+        )
+        raise InputError(
+            "elpd",
+            "a group `log_likelihood` with a variable",
+            ", ".join(tree.children) or "none",
+            cure,
+        )
     if var_name is None and len(names) > 1:
-        raise InputError("elpd", "`var_name` where there are several variables", ", ".join(names), "Name one.")
+        raise InputError(
+            "elpd", "`var_name` where there are several variables", ", ".join(names), "Name one."
+        )
     name = names[0] if var_name is None else var_name
     if name not in names:
         raise InputError("elpd", f"`var_name` among {', '.join(names)}", name, "Name one of them.")

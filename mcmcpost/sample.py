@@ -1,4 +1,5 @@
-"""The question that a public function answers: tree, gated scores, integrands and method, each resolved once."""
+"""The question that a public function answers: tree, gated scores, integrands and method, each
+resolved once."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -49,31 +50,37 @@ METHODS: dict[str, AbstractControlVariate] = {
     "secf": SemiExact(2, max_states=4_000),
     "structured": Structured(),
 }
-"""Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000 states."""
+"""Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000
+states."""
 
 
 def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]]:
-    """Return the blocks of coordinates that the labels of a trace tell: of each, its name and its labels in order.
+    """Return the blocks of coordinates that the labels of a trace tell: of each, its name and its
+    labels in order.
 
-    A block is a variable of more than six entries, or a part of one that a short dimension splits, such as
-    ``z[:, intercept]``. With two dimensions of more than six entries it is a grid, ``z[:, :]``: a tuple of the labels
-    of each row. Coordinates in none are global. `Auto` and `Structured` use these blocks; change the dict and
-    pass it as their ``structure=`` where the labels mislead.
+    A block is a variable of more than six entries, or a part of one that a short dimension splits,
+    such as ``z[:, intercept]``. With two dimensions of more than six entries it is a grid, ``z[:,
+    :]``: a tuple of the labels of each row. Coordinates in none are global. `Auto` and `Structured`
+    use these blocks; change the dict and pass it as their ``structure=`` where the labels mislead.
     """
     # Of the coordinates that move, as the fits see them: a fixed element has no score to add up.
     return structure_of(without_fixed(read_trace(tree, weighted=True)).names)
 
 
 NO_GAIN = ("constant", "boundary")
-"""Findings of the score gate under which no control variate can help: the status is ``plain``, not ``bad_scores``."""
+"""Findings of the score gate under which no control variate can help: the status is ``plain``, not
+``bad_scores``."""
 
 
 class Question(NamedTuple):
     """A question about a trace, ready to be answered.
 
-    every, check : the trace with every coordinate, fixed ones too, and the result of the score gate.
-    sample : the integrands on the trace without fixed coordinates, whose features do not average to zero.
-    shapes : of one draw of each variable, array or function, by name; their elements are the integrands, in order.
+    every, check : the trace with every coordinate, fixed ones too, and the result of the score
+        gate.
+    sample : the integrands on the trace without fixed coordinates, whose features do not average to
+        zero.
+    shapes : of one draw of each variable, array or function, by name; their elements are the
+        integrands, in order.
     method : the control variate, or the plain mean where the score gate failed.
     options : as given, for the coordinates that move, with what the score gate found.
     convergence : R-hat of the integrands, and divergences.
@@ -99,9 +106,11 @@ def pose(
     weighted: bool = False,
     whole: "xarray.DataTree | None" = None,
 ) -> Question:
-    """Return the arrays and the method of a question, after the score gate; arguments as in `expectation`.
+    """Return the arrays and the method of a question, after the score gate; arguments as in
+    `expectation`.
 
-    It warns once of what is wrong with the chains. Draws with weights are refused unless `weighted`.
+    It warns once of what is wrong with the chains. Draws with weights are refused unless
+    `weighted`.
 
     whole : the tree of which `tree` has some draws.
     """
@@ -110,7 +119,9 @@ def pose(
     check_flags("expectation", fallback=options.fallback)
     every = read_trace(tree, weighted=weighted)
     # Before fixed coordinates are left out: its report names the parameters of the whole trace.
-    check = check_gate(tree, every, options.allow_bad_scores, scores_needed=not isinstance(choice, PlainMean))
+    check = check_gate(
+        tree, every, options.allow_bad_scores, scores_needed=not isinstance(choice, PlainMean)
+    )
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
@@ -124,7 +135,8 @@ def pose(
     options = options._replace(
         # Known moments are given for all parameters, and fits see those that move.
         standardize=of_moving(every, options.standardize),
-        bad_scores=check.failed and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean)),
+        bad_scores=check.failed
+        and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean)),
         verified=check.verified,
     )
     # Made once: means, deviations and quantiles of one summary share the search for repeated
@@ -132,7 +144,9 @@ def pose(
     sample = Sample.of(trace, names, values, events)
     if whole is None:
         _warn_of_values(names, values, sample.finite)
-    return Question(every, check, sample, shapes, choice, options, convergence, sampling_seconds(tree))
+    return Question(
+        every, check, sample, shapes, choice, options, convergence, sampling_seconds(tree)
+    )
 
 
 def check_gate(
@@ -142,7 +156,8 @@ def check_gate(
 
     Raises
     ------
-    ScoreError : the gate finds an error that is not allowed, or scores that are needed are not finite.
+    ScoreError : the gate finds an error that is not allowed, or scores that are needed are not
+        finite.
     """
     # With the recorded density scores are also tested along near draws, which finds a factor of
     # 1.05 (docs/errors.md, the score gate).
@@ -153,7 +168,8 @@ def check_gate(
 
 
 def _warn_of_values(names: Sequence[str], values: np.ndarray, finite: np.ndarray) -> None:
-    """Warn of the quantities (c, n, p) that are not `finite` (p,) at all draws, and say where the first is."""
+    """Warn of the quantities (c, n, p) that are not `finite` (p,) at all draws, and say where the
+    first is."""
     missing, first = np.zeros(len(names)), [""] * len(names)
     for j in np.flatnonzero(~finite):
         where = ~np.isfinite(values[..., j])
@@ -162,11 +178,13 @@ def _warn_of_values(names: Sequence[str], values: np.ndarray, finite: np.ndarray
     warn_of_not_finite(names, missing, values[..., 0].size, first)
 
 
-def warn_of_not_finite(names: Sequence[str], missing: np.ndarray, size: int, first: Sequence[str] = ()) -> None:
+def warn_of_not_finite(
+    names: Sequence[str], missing: np.ndarray, size: int, first: Sequence[str] = ()
+) -> None:
     """Warn of quantities that are NaN or infinite at some draws.
 
-    missing : (p,) how many of the draws, of which there are `size`. first : of each quantity, where the first of them
-        is; may be empty.
+    missing : (p,) how many of the draws, of which there are `size`. first : of each quantity, where
+        the first of them is; may be empty.
     """
     texts = []
     bad = np.flatnonzero(missing)
@@ -174,11 +192,13 @@ def warn_of_not_finite(names: Sequence[str], missing: np.ndarray, size: int, fir
         texts.append(f"{names[j]} at {missing[j]:.0f} of {size} draws{first[j] if first else ''}")
     if texts:
         more = f"; and {len(bad) - NAMED} more" if len(bad) > NAMED else ""
-        # Scores have mean zero over all draws: controls would shift a mean of the others by several of its errors.
+        # Scores have mean zero over all draws: controls would shift a mean of the others by several
+        # of its errors.
         warn(
-            f"Not finite, and so undefined: {'; '.join(texts)}{more}. Repair what was computed there. Do not leave"
-            " these draws out of the tree: scores have mean zero over all draws only. E[f | f finite] is"
-            " E[where(finite, f, 0)] / P(finite), for delta_method."
+            f"Not finite, and so undefined: {'; '.join(texts)}{more}. Repair what was "
+            "computed there. Do not leave these draws out of the tree: scores have mean zero "
+            "over all draws only. E[f | f finite] is E[where(finite, f, 0)] / P(finite), for "
+            "delta_method."
         )
 
 
@@ -199,15 +219,16 @@ def warn_of_contradiction(names: Sequence[str]) -> None:
     """Warn of quantities that `contradicted` returned."""
     if names:
         warn(
-            f"The controlled estimates of {', '.join(names)} contradict the plain ones by more than five standard "
-            "errors: the scores may be of another density, or the chains have not seen the tails. The plain ones are "
-            "returned.",
+            f"The controlled estimates of {', '.join(names)} contradict the plain ones by "
+            "more than five standard errors: the scores may be of another density, or the "
+            "chains have not seen the tails. The plain ones are returned.",
             ScoreWarning,
         )
 
 
 def of_moving(trace: Trace, standardize: Any) -> Any:
-    """Return the known moments of the coordinates that move, of those of all coordinates; None for None."""
+    """Return the known moments of the coordinates that move, of those of all coordinates; None for
+    None."""
     if standardize is None:
         return None
     moves = moving(trace.draws)

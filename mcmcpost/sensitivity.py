@@ -1,4 +1,5 @@
-"""Public functions of prior sensitivity: another prior by importance ratios, and derivatives by covariances."""
+"""Public functions of prior sensitivity: another prior by importance ratios, and derivatives by
+covariances."""
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -6,7 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost.control import AbstractControlVariate, Estimate, Options, Sample, Smooth, estimate_derived
+from mcmcpost.control import (
+    AbstractControlVariate,
+    Estimate,
+    Options,
+    Sample,
+    Smooth,
+    estimate_derived,
+)
 from mcmcpost.core.errors import WORST_FIRST, InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, weights_khat
 from mcmcpost.core.precision import in_float64
@@ -22,9 +30,10 @@ if TYPE_CHECKING:
 class PriorChange(NamedTuple):
     """The posterior and the evidence under another prior, from draws under the old one.
 
-    log_evidence_change, mcse_log_evidence : log p_new(y) − log p_old(y) in nats, log E[r] of the prior ratios r under
-        the old posterior, and its standard error.
-    names, mean, mcse : p integrands, their expectations under the new posterior, E[rf]/E[r], and standard errors.
+    log_evidence_change, mcse_log_evidence : log p_new(y) − log p_old(y) in nats, log E[r] of the
+        prior ratios r under the old posterior, and its standard error.
+    names, mean, mcse : p integrands, their expectations under the new posterior, E[rf]/E[r], and
+        standard errors.
     pareto_khat : of the ratios; above 0.7 they are too unequal, and the status is ``heavy_tail``.
     ess : (Σr)²/Σr², the draws that are left.
     status : ``heavy_tail``, or the worst of all of them.
@@ -51,7 +60,8 @@ class PriorChange(NamedTuple):
 class Derivatives(NamedTuple):
     """Derivatives with respect to a hyper-parameter a of the prior or the likelihood.
 
-    log_evidence, mcse_log_evidence : d log p(y)/da = E[g], g = ∂ log p(y, x|a)/∂a, and its standard error.
+    log_evidence, mcse_log_evidence : d log p(y)/da = E[g], g = ∂ log p(y, x|a)/∂a, and its standard
+        error.
     names, mean, mcse : p integrands, dE[f]/da = Cov(f, g) under the posterior, and standard errors.
     status : the worst of all of them.
     """
@@ -80,28 +90,32 @@ def reweight_prior(
     *,
     allow_bad_scores: bool = False,
 ) -> PriorChange:
-    """Return the evidence and expectations under another prior of the same support, without sampling again.
+    """Return the evidence and expectations under another prior of the same support, without
+    sampling again.
 
-    With the ratio r = p_new(x)/p_old(x), the evidence changes by the factor E[r], and expectations are E[rf]/E[r], all
-    under the old posterior. Both are expectations, so control variates apply. An evidence of the old model and
-    `log_evidence_change` add up to that of the new one.
+    With the ratio r = p_new(x)/p_old(x), the evidence changes by the factor E[r], and expectations
+    are E[rf]/E[r], all under the old posterior. Both are expectations, so control variates apply.
+    An evidence of the old model and `log_evidence_change` add up to that of the new one.
 
     Parameters
     ----------
     tree : a trace with scores of the old posterior.
-    log_ratio : log p_new − log p_old of one constrained draw (a dict of arrays), both priors normalised, or its values
-        (chain, draw).
+    log_ratio : log p_new − log p_old of one constrained draw (a dict of arrays), both priors
+        normalised, or its values (chain, draw).
     integrands, method, allow_bad_scores : as in `expectation`.
 
     Returns
     -------
-    PriorChange : with status ``heavy_tail`` where the ratios are too unequal for their error to be known: sample again.
+    PriorChange : with status ``heavy_tail`` where the ratios are too unequal for their error to be
+        known: sample again.
 
     Raises
     ------
-    ScoreError, ValueError, TypeError : as in `expectation`; a log ratio that is NaN or +∞ somewhere, or −∞ everywhere.
+    ScoreError, ValueError, TypeError : as in `expectation`; a log ratio that is NaN or +∞
+        somewhere, or −∞ everywhere.
 
-    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for the ratios.
+    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for the
+    ratios.
     """
     where = "reweight_prior"
     logs = _one_value(where, tree, "log_ratio", log_ratio)
@@ -109,7 +123,9 @@ def reweight_prior(
     # logarithm below.
     top = float(logs.max())
     if np.isnan(logs).any() or not np.isfinite(top):
-        cure = "Both priors must have a density at the draws; −∞ outside of the new support is fine."
+        cure = (
+            "Both priors must have a density at the draws; −∞ outside of the new support is fine."
+        )
         raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
     ratio = np.exp(logs - top)
     # Weighted draws are refused here: their weights would have to enter the ratio.
@@ -159,9 +175,10 @@ def hyper_derivatives(
 ) -> Derivatives:
     """Return derivatives of expectations and of the log evidence with respect to a hyper-parameter.
 
-    With g = ∂ log p(y, x|a)/∂a at the value of a that was sampled, d log p(y)/da = E[g] and dE[f]/da = Cov(f, g), both
-    under the posterior, so that control variates apply and no ratio is needed. For power scaling g is the log prior, or
-    the log likelihood, itself: the derivative with respect to its power at one.
+    With g = ∂ log p(y, x|a)/∂a at the value of a that was sampled, d log p(y)/da = E[g] and
+    dE[f]/da = Cov(f, g), both under the posterior, so that control variates apply and no ratio is
+    needed. For power scaling g is the log prior, or the log likelihood, itself: the derivative with
+    respect to its power at one.
 
     Parameters
     ----------
@@ -173,7 +190,8 @@ def hyper_derivatives(
     ------
     ScoreError, ValueError, TypeError : as in `expectation`.
 
-    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for power scaling.
+    Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for
+    power scaling.
     """
     g = _one_value("hyper_derivatives", tree, "slope", slope)
     question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
@@ -181,7 +199,8 @@ def hyper_derivatives(
     # Centred and scaled: Cov(f, g) of a log likelihood near −1e6 would lose its digits to the
     # product of the means.
     middle, centre, scale = g.mean(), values.mean(axis=(0, 1)), g.std() or 1.0
-    f, g = values - centre, (g - middle)[..., None] / scale  # the error of an unseen event is of unit size
+    # the error of an unseen event is of unit size
+    f, g = values - centre, (g - middle)[..., None] / scale
     p = len(centre)
     own = np.arange(1, p + 1)
     found, status = _derived(
@@ -219,7 +238,9 @@ def _covariance(means: Float[Array, " r"]) -> Float[Array, ""]:
     return means[2] - means[0] * means[1]
 
 
-def _one_value(where: str, tree: "xarray.DataTree", name: str, given: Any) -> Float[np.ndarray, "c n"]:
+def _one_value(
+    where: str, tree: "xarray.DataTree", name: str, given: Any
+) -> Float[np.ndarray, "c n"]:
     found = integrand_values(tree, {name: given})
     if found.values.shape[-1] != 1:
         got = f"{found.values.shape[-1]} values a draw"
@@ -235,7 +256,10 @@ def _possible_events(question: Question) -> Bool[np.ndarray, " p"]:
 
 
 def _derived(
-    question: Question, series: Float[np.ndarray, "c n q"], events: Bool[np.ndarray, " q"], *parts: Smooth
+    question: Question,
+    series: Float[np.ndarray, "c n q"],
+    events: Bool[np.ndarray, " q"],
+    *parts: Smooth,
 ) -> tuple[Estimate, Status]:
     """Return functions of the means of series, and the worst of their statuses."""
     names = tuple(map(str, range(series.shape[-1])))

@@ -1,4 +1,5 @@
-"""Sampling until errors are small enough: chains that go on, batch by batch, until every controlled error is."""
+"""Sampling until errors are small enough: chains that go on, batch by batch, until every controlled
+error is."""
 
 import math
 import threading
@@ -12,7 +13,14 @@ import numpy as np
 from tqdm import tqdm
 
 from mcmcpost.control import AbstractControlVariate, Auto, Estimate, Options
-from mcmcpost.core.arguments import check_count, check_flags, check_function, check_key, check_kind, check_number
+from mcmcpost.core.arguments import (
+    check_count,
+    check_flags,
+    check_function,
+    check_key,
+    check_kind,
+    check_number,
+)
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean, significant
 from mcmcpost.expectations import answer
@@ -25,14 +33,21 @@ if TYPE_CHECKING:
     import xarray
     from numpyro.infer import MCMC
 
-UNKNOWN = (Status.HEAVY_TAIL, Status.UNDEFINED, Status.TOO_FEW_DRAWS, Status.BAD_SCORES, Status.UNSEEN)
+UNKNOWN = (
+    Status.HEAVY_TAIL,
+    Status.UNDEFINED,
+    Status.TOO_FEW_DRAWS,
+    Status.BAD_SCORES,
+    Status.UNSEEN,
+)
 """Statuses whose error may be far too small, or is not known: more draws may show it."""
 
 BATCH = 250
 """Draws of each chain between looks, at least."""
 
 AHEAD = 1.1
-"""Draws asked for over those that the present errors call for, so that chance does not need one batch more."""
+"""Draws asked for over those that the present errors call for, so that chance does not need one
+batch more."""
 
 
 METHOD = Auto(kernel=False)
@@ -40,7 +55,8 @@ METHOD = Auto(kernel=False)
 
 
 class Goal(NamedTuple):
-    """What is sampled for: the errors, whether in posterior standard deviations, and the draws that there may be."""
+    """What is sampled for: the errors, whether in posterior standard deviations, and the draws that
+    there may be."""
 
     mcse: float | Mapping[str, float]
     relative: bool
@@ -50,11 +66,17 @@ class Goal(NamedTuple):
 def check_goal(where: str, goal: Goal, first: int) -> None:
     """Refuse errors that are not positive, and fewer draws than the `first` batch has."""
     check_count(where, "max_draws", goal.max_draws, "It is the number of all draws.", least=first)
-    check_kind(where, "mcse", goal.mcse, (float, int, Mapping), "Pass a number, or one for each name.")
+    check_kind(
+        where, "mcse", goal.mcse, (float, int, Mapping), "Pass a number, or one for each name."
+    )
     # No aim at all would be reached by the first batch.
     if goal.mcse == {}:
-        raise InputError(where, "`mcse` of at least one quantity", "none", "Name one, or pass a number for all.")
-    for name, value in goal.mcse.items() if isinstance(goal.mcse, Mapping) else [("mcse", goal.mcse)]:
+        raise InputError(
+            where, "`mcse` of at least one quantity", "none", "Name one, or pass a number for all."
+        )
+    for name, value in (
+        goal.mcse.items() if isinstance(goal.mcse, Mapping) else [("mcse", goal.mcse)]
+    ):
         check_number(where, name, value, "It is an error to be reached.")
 
 
@@ -87,18 +109,19 @@ def sample_until(
 ) -> SampledUntil:
     """Sample a model until every controlled error is below what was asked.
 
-    Chains go on where they were, after one warm-up. After each look at the errors the next batch is as long as they
-    call for, at most as long as all before: looks are few, since each may stop a run whose errors are small by luck
-    (``benchmarks.control.stopping`` measures the bias). Chains that have not converged, and quantities with heavy
-    tails, are not done.
+    Chains go on where they were, after one warm-up. After each look at the errors the next batch is
+    as long as they call for, at most as long as all before: looks are few, since each may stop a
+    run whose errors are small by luck (``benchmarks.control.stopping`` measures the bias). Chains
+    that have not converged, and quantities with heavy tails, are not done.
 
     Parameters
     ----------
-    model : a NumPyro program, sampled by NUTS; a `numpyro.infer.MCMC`, with kernel, warm-up, chains and, as its
-        `num_samples`, batch of its own; or what ``nutpie.compile_pymc_model`` or ``compile_stan_model`` return.
+    model : a NumPyro program, sampled by NUTS; a `numpyro.infer.MCMC`, with kernel, warm-up, chains
+        and, as its `num_samples`, batch of its own; or what ``nutpie.compile_pymc_model`` or
+        ``compile_stan_model`` return.
     args, model_kwargs : of a NumPyro program.
-    mcse : the error that every expectation shall have at most; or a mapping from names of quantities, or of variables,
-        to one each: others are then estimated, and not waited for.
+    mcse : the error that every expectation shall have at most; or a mapping from names of
+        quantities, or of variables, to one each: others are then estimated, and not waited for.
     relative : errors are in posterior standard deviations of the quantities.
     integrands, method : as in `expectation`.
     num_chains, num_warmup : chains, and draws of each to adapt on.
@@ -112,11 +135,13 @@ def sample_until(
 
     Raises
     ------
-    ValueError, TypeError : an error that is not positive; names of no quantity; as `from_numpyro` and `expectation`.
+    ValueError, TypeError : an error that is not positive; names of no quantity; as `from_numpyro`
+        and `expectation`.
 
     Warns
     -----
-    UserWarning : the draws do not suffice, or an interrupt. ScoreWarning, ConvergenceWarning : as `expectation`.
+    UserWarning : the draws do not suffice, or an interrupt. ScoreWarning, ConvergenceWarning : as
+        `expectation`.
     """
     from numpyro.infer import MCMC, NUTS
 
@@ -134,7 +159,13 @@ def sample_until(
     else:
         settings = {"num_warmup": num_warmup, "num_samples": batch, "num_chains": num_chains}
         if not isinstance(model, MCMC):
-            check_function(where, "model", model, None, "Pass a NumPyro program, an MCMC, or a model of nutpie.")
+            check_function(
+                where,
+                "model",
+                model,
+                None,
+                "Pass a NumPyro program, an MCMC, or a model of nutpie.",
+            )
             model = MCMC(NUTS(model), **settings, chain_method="vectorized", progress_bar=False)
         sampler = nullcontext(numpyro_batches(model, key, args, dict(model_kwargs or {})))
     with sampler as draw:
@@ -171,7 +202,9 @@ def numpyro_batches(
         rng_key = mcmc.last_state.rng_key if begun else key
         mcmc.num_samples = number * batch  # at once: a run of NumPyro compiles its loop anew
         try:
-            mcmc.run(rng_key, *args, extra_fields=FIELDS, init_params=None if begun else start, **kwargs)
+            mcmc.run(
+                rng_key, *args, extra_fields=FIELDS, init_params=None if begun else start, **kwargs
+            )
         finally:
             mcmc.num_samples = batch  # it may be the caller's
         return from_numpyro(mcmc, log_likelihood=log_likelihood)
@@ -187,7 +220,8 @@ WAIT, LONGEST_WAIT = 0.05, 2.0
 def _nutpie_batches(
     model: Any, key: jax.Array, num_chains: int, num_warmup: int, batch: int, max_draws: int
 ) -> Iterator[Draw]:
-    """Give the batches of a sampler of nutpie, which rests while the errors are looked at, and is ended after it."""
+    """Give the batches of a sampler of nutpie, which rests while the errors are looked at, and is
+    ended after it."""
     import nutpie
 
     # One run of all draws that there may be, which is paused and ended: nutpie has no way to go on
@@ -214,7 +248,8 @@ def _nutpie_batches(
         sampler.resume()
         begin, done = done, done + number * batch
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of fewer draws than chains ArviZ asks whether they are the chains
+            # of fewer draws than chains ArviZ asks whether they are the chains
+            warnings.simplefilter("ignore")
             wait, before = WAIT, 0
             while (have := _shortest(tree := sampler.inspect())) < done:
                 threading.Event().wait(wait)
@@ -230,9 +265,10 @@ def _nutpie_batches(
 
 
 def _next_wait(wait: float, gained: int, missing: int) -> float:
-    """Return the seconds until the next look, from the draws that the last wait brought and those still missing."""
-    # A look copies all draws so far into a tree: every 0.05 s it would take the cores that the chains
-    # need. In warm-up there is no pace yet, and waits double.
+    """Return the seconds until the next look, from the draws that the last wait brought and those
+    still missing."""
+    # A look copies all draws so far into a tree: every 0.05 s it would take the cores that the
+    # chains need. In warm-up there is no pace yet, and waits double.
     factor = min(missing / gained, 2.0) if gained > 0 else 2.0
     return min(max(wait * factor, WAIT), LONGEST_WAIT)
 
@@ -258,17 +294,22 @@ def until(
     estimate: Estimate | None = None
     said: list[warnings.WarningMessage] = []
     with tqdm(
-        total=100, disable=None if progress else True, unit="%", bar_format="{l_bar}{bar}| {elapsed}{postfix}"
+        total=100,
+        disable=None if progress else True,
+        unit="%",
+        bar_format="{l_bar}{bar}| {elapsed}{postfix}",
     ) as bar:
         while True:
             try:
-                # Few looks, since each is a chance to stop where errors look small by luck: over 200
-                # runs the bias was −0.5, 2.5 and 0.1 of its standard errors (docs/results, stopping).
+                # Few looks, since each is a chance to stop where errors look small by luck: over
+                # 200 runs the bias was −0.5, 2.5 and 0.1 of its standard errors (docs/results,
+                # stopping).
                 more = draw(wanted - done)
                 tree, done, estimate = more if tree is None else joined([tree, more]), wanted, None
                 with warnings.catch_warnings(record=True) as said:
                     # Early looks warn of chains that are merely short.
-                    warnings.simplefilter("always")  # what the last look says of the chains is passed on
+                    # what the last look says of the chains is passed on
+                    warnings.simplefilter("always")
                     found, estimate = look(tree, integrands, method, mcse, relative=relative)
             except KeyboardInterrupt:
                 if tree is None:
@@ -286,7 +327,10 @@ def until(
             if found.excess <= 1.0 or most <= done:
                 if found.excess > 1.0:
                     cure = "Raise max_draws, or ask for less."
-                    warn(f"sample_until: {max_draws:,} draws do not suffice, {_how_far(found)}. {cure}")
+                    warn(
+                        f"sample_until: {max_draws:,} draws do not suffice, "
+                        f"{_how_far(found)}. {cure}"
+                    )
                 break
             # At most as many again: an early error, of few draws, may be far too large.
             needed = math.ceil(done * min(found.excess**2 * AHEAD, 2.0))
@@ -301,7 +345,8 @@ def until(
 
 
 class Look(NamedTuple):
-    """The quantity that is farthest from its aim: its name, error, aim, and their ratio, infinite if not known."""
+    """The quantity that is farthest from its aim: its name, error, aim, and their ratio, infinite
+    if not known."""
 
     name: str
     error: float
@@ -338,12 +383,15 @@ def look(
     if question.convergence.apart:
         excess = np.where(asked, np.maximum(excess, STUCK), excess)
     worst = int(np.argmax(excess))
-    farthest = Look(estimate.names[worst], float(estimate.mcse[worst]), float(aims[worst]), float(excess[worst]))
+    farthest = Look(
+        estimate.names[worst], float(estimate.mcse[worst]), float(aims[worst]), float(excess[worst])
+    )
     return farthest, estimate
 
 
 STUCK = 1.5
-"""How far chains count to be from their aim, at least, while R-hat says that they have not converged."""
+"""How far chains count to be from their aim, at least, while R-hat says that they have not
+converged."""
 
 
 def _aims(names: Sequence[str], mcse: float | Mapping[str, float]) -> np.ndarray:
@@ -363,11 +411,15 @@ def _aims(names: Sequence[str], mcse: float | Mapping[str, float]) -> np.ndarray
 def _how_far(found: Look) -> str:
     if found is NOTHING:
         return "at the first look"
-    return f"the error of {found.name} is {significant(found.error, 2)}, asked {significant(found.aim, 2)}"
+    return (
+        f"the error of {found.name} is {significant(found.error, 2)}, asked "
+        f"{significant(found.aim, 2)}"
+    )
 
 
 def joined(trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
-    """Return the draws of the same chains one after the other; what has no draws is of the first."""
+    """Return the draws of the same chains one after the other; what has no draws is of the
+    first."""
     import xarray
 
     groups: dict[str, Any] = {}
@@ -375,8 +427,12 @@ def joined(trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
         parts = [tree[name].to_dataset() for tree in trees]
         if "draw" in parts[0].dims and len(parts) > 1:
             # Step sizes and the like, without a dim of draws, stay those of the first batch.
-            whole = xarray.concat(parts, "draw", data_vars="minimal", coords="minimal", compat="override")
-            groups[name] = whole.assign_coords(draw=np.arange(whole.sizes["draw"])).assign_attrs(parts[0].attrs)
+            whole = xarray.concat(
+                parts, "draw", data_vars="minimal", coords="minimal", compat="override"
+            )
+            groups[name] = whole.assign_coords(draw=np.arange(whole.sizes["draw"])).assign_attrs(
+                parts[0].attrs
+            )
         else:
             groups[name] = parts[0]
     found = xarray.DataTree.from_dict(groups)

@@ -1,4 +1,5 @@
-"""Sums over traces that add: public `moments`, and the expectations that are estimated from them."""
+"""Sums over traces that add: public `moments`, and the expectations that are estimated from
+them."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
@@ -39,7 +40,14 @@ from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, slices
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
-from mcmcpost.sample import Question, contradicted, pose, resolve_method, warn_of_contradiction, warn_of_not_finite
+from mcmcpost.sample import (
+    Question,
+    contradicted,
+    pose,
+    resolve_method,
+    warn_of_contradiction,
+    warn_of_not_finite,
+)
 from mcmcpost.trace import Trace
 from mcmcpost.trees import (
     check_convergence,
@@ -63,21 +71,27 @@ def moments(
     start: int = 0,
     allow_bad_scores: bool = False,
 ) -> TraceMoments:
-    """Return the sums over a trace that `expectation` and `summary` need; those of several traces add.
+    """Return the sums over a trace that `expectation` and `summary` need; those of several traces
+    add.
 
-    ``expectation(moments(one) + moments(other))`` is what the draws of both say, whatever their lengths, without the
-    draws: of other chains, of other jobs, or of a sampler that went on. Draws in chunks of dask are summed where they
-    are, by a tree of additions. The sums are those of linear control variates, with splines and steps for functions of
-    one coordinate, whose fields and thresholds evenly spaced draws tell; kernels need draws.
+    ``expectation(moments(one) + moments(other))`` is what the draws of both say, whatever their
+    lengths, without the draws: of other chains, of other jobs, or of a sampler that went on. Draws
+    in chunks of dask are summed where they are, by a tree of additions. The sums are those of
+    linear control variates, with splines and steps for functions of one coordinate, whose fields
+    and thresholds evenly spaced draws tell; kernels need draws.
 
     Parameters
     ----------
-    tree, integrands, allow_bad_scores : as in `expectation`, without weights. Functions see one draw each.
-    method : ``"auto"``, ``"structured"``, ``"zv2"``, … or such an object: whose linear families are summed.
-    like : the sums of another trace of the same posterior: quantities, controls and units are taken from it. Without
-        it two traces have their own, and only the controls that both can express can be added, which are all but a few
-        products of coordinates, and those of functions of one coordinate.
-    start : leave out so many draws of each chain, since other sums have them: of a sampler that went on.
+    tree, integrands, allow_bad_scores : as in `expectation`, without weights. Functions see one
+        draw each.
+    method : ``"auto"``, ``"structured"``, ``"zv2"``, … or such an object: whose linear families are
+        summed.
+    like : the sums of another trace of the same posterior: quantities, controls and units are taken
+        from it. Without it two traces have their own, and only the controls that both can express
+        can be added, which are all but a few products of coordinates, and those of functions of one
+        coordinate.
+    start : leave out so many draws of each chain, since other sums have them: of a sampler that
+        went on.
 
     Returns
     -------
@@ -86,12 +100,13 @@ def moments(
     Raises
     ------
     ScoreError : as `expectation`.
-    ValueError, TypeError : a method that is not linear; input as for `expectation`; draws that are not finite; fewer
-        than eight draws of each chain, or chains.
+    ValueError, TypeError : a method that is not linear; input as for `expectation`; draws that are
+        not finite; fewer than eight draws of each chain, or chains.
 
     Warns
     -----
-    ScoreWarning, ConvergenceWarning, UserWarning : as `expectation`; of draws in chunks, some of them tell.
+    ScoreWarning, ConvergenceWarning, UserWarning : as `expectation`; of draws in chunks, some of
+        them tell.
     """
     check_kind("moments", "like", like, (TraceMoments, None), "Pass what moments() returned.")
     draws, scores, _ = draws_and_scores(tree)
@@ -103,13 +118,21 @@ def moments(
         chunked = InChunks.of(tree, integrands, method, options, start)
         features = chunked.features(resolve_method(method), like)
         return chunked.moments([(features, None)])[0]
-    layout, fingerprints = Layout.of(chains, whole - start, start), fingerprints_of(draws[:, :TELLING].values)
+    layout, fingerprints = (
+        Layout.of(chains, whole - start, start),
+        fingerprints_of(draws[:, :TELLING].values),
+    )
     if start:
-        tree, integrands = _cut(tree, draw=slice(start, None)), _arrays_cut(integrands, slice(None), slice(start, None))
+        tree, integrands = (
+            _cut(tree, draw=slice(start, None)),
+            _arrays_cut(integrands, slice(None), slice(start, None)),
+        )
     question = pose(tree, integrands, method, options)
     features = _features(question, resolve_method(method), layout, like)
     trace = question.sample.trace
-    sums = in_float64(sums_of)(features, layout, fingerprints, trace.draws, trace.scores, question.sample.values)
+    sums = in_float64(sums_of)(
+        features, layout, fingerprints, trace.draws, trace.scores, question.sample.values
+    )
     return _with_facts(features, sums, question, layout)
 
 
@@ -131,7 +154,8 @@ def _with_facts(features: Features, sums: Sums, question: Question, layout: Layo
 
 
 def new_draws(tree: "xarray.DataTree", known: TraceMoments) -> tuple[int, int]:
-    """Return how many draws of each chain of a trace are in sums already, and how many there are."""
+    """Return how many draws of each chain of a trace are in sums already, and how many there
+    are."""
     draws, _, _ = draws_and_scores(tree)
     return known.draws_of(fingerprints_of(draws[:, :TELLING].values)), draws.shape[1]
 
@@ -147,7 +171,8 @@ def as_moments(tree: Any) -> TraceMoments | None:
 def expectation_of_moments(
     trace: TraceMoments, integrands: Any, method: str | AbstractControlVariate, options: Options
 ) -> Estimate:
-    """Return the expectations of all quantities that were summed, or of those of some names or variables.
+    """Return the expectations of all quantities that were summed, or of those of some names or
+    variables.
 
     Chains of several traces, which only now stand together, are looked at again.
     """
@@ -156,9 +181,18 @@ def expectation_of_moments(
     # What was summed can only be estimated in the one way for which it was.
     if method != "auto" or options.standardize is not None or options.folds is not None:
         got = "`method`, `standardize` or `folds`"
-        raise InputError("expectation", "sums alone", got, "Choose the method where they are summed: moments(tree).")
+        raise InputError(
+            "expectation",
+            "sums alone",
+            got,
+            "Choose the method where they are summed: moments(tree).",
+        )
     if integrands is not None:
-        names = [integrands] if isinstance(integrands, str) else as_names("expectation", "integrands", integrands)
+        names = (
+            [integrands]
+            if isinstance(integrands, str)
+            else as_names("expectation", "integrands", integrands)
+        )
         trace = trace.select(_places(trace.features.names, names))
     samples = [group.sample for group in trace.groups]
     # R-hat wants chains of one length: the shortest of those that are kept.
@@ -168,12 +202,17 @@ def expectation_of_moments(
     return _estimated(trace, options)
 
 
-def is_summed(tree: "xarray.DataTree", method: str | AbstractControlVariate, options: Options) -> bool:
-    """Return whether expectations come from sums: of large draws in chunks, by a method that needs no draw by itself.
+def is_summed(
+    tree: "xarray.DataTree", method: str | AbstractControlVariate, options: Options
+) -> bool:
+    """Return whether expectations come from sums: of large draws in chunks, by a method that needs
+    no draw by itself.
 
     Weighted draws, and other folds or coordinates than those of the sums, need all of them.
     """
-    from_sums = resolve_method(method).from_sums and options.standardize is None and options.folds is None
+    from_sums = (
+        resolve_method(method).from_sums and options.standardize is None and options.folds is None
+    )
     draws, scores, _ = draws_and_scores(tree)
     return from_sums and is_chunked(draws) and is_chunked(scores) and not has_weights(tree)
 
@@ -195,7 +234,9 @@ def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]
     places: list[int] = []
     for name in names:
         if not (own := places_named(known, name)):
-            cure = f"{did_you_mean(name, known)}Others have to be summed: moments(tree, integrands)."
+            cure = (
+                f"{did_you_mean(name, known)}Others have to be summed: moments(tree, integrands)."
+            )
             raise InputError("expectation", "names of quantities that were summed", name, cure)
         places += own
     return np.array(places)
@@ -204,7 +245,8 @@ def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]
 def _features(
     question: Question, method: AbstractControlVariate, layout: Layout, like: TraceMoments | None
 ) -> Features:
-    """Return what is summed of a trace: that of other sums, or the families that its draws allow, in their units."""
+    """Return what is summed of a trace: that of other sums, or the families that its draws allow,
+    in their units."""
     sample, trace = question.sample, question.sample.trace
     if like is not None:
         check_same_features(like.features, sample.names, trace.names)
@@ -217,9 +259,15 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
     some = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
     problem, values = problem_of(trace, sample.values, some)
     total = layout.chains * layout.draws
-    families, labels = method.families(method.coordinates(problem), _train(total)) if method.from_sums else ([], [])
+    families, labels = (
+        method.families(method.coordinates(problem), _train(total))
+        if method.from_sums
+        else ([], [])
+    )
     if not families and not isinstance(method, PlainMean):
-        cure = 'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
+        cure = (
+            'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
+        )
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
     functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []
@@ -230,13 +278,19 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
 def problem_of(
     trace: Trace, values: Float[np.ndarray, "c n p"], some: slice
 ) -> tuple[Problem, Float[np.ndarray, "c m p"]]:
-    """Return the problem of some of the draws, in units that other traces have too, and the values there, finite."""
-    draws, scores, values = (np.asarray(part[:, some]) for part in (trace.draws, trace.scores, values))
+    """Return the problem of some of the draws, in units that other traces have too, and the values
+    there, finite."""
+    draws, scores, values = (
+        np.asarray(part[:, some]) for part in (trace.draws, trace.scores, values)
+    )
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
-    # Powers of two: those of two traces are the same, or twice as large, and rounding does not enter.
+    # Powers of two: those of two traces are the same, or twice as large, and rounding does not
+    # enter.
     scale = 2.0 ** np.rint(np.log2(np.where(sd > 0, sd, 1.0)))
     values = np.where(np.isfinite(values), values, 0.0)
-    return make_problem(Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale))), values
+    return make_problem(
+        Trace(draws, scores, trace.names), values, coordinates=(mean, np.diag(scale))
+    ), values
 
 
 def _train(total: int) -> int:
@@ -251,7 +305,8 @@ def in_units(
     values: Float[np.ndarray, "c n p"],
     events: Bool[np.ndarray, " p"],
 ) -> Features:
-    """Return features of quantities with these values at the draws of a problem, and of its coordinates."""
+    """Return features of quantities with these values at the draws of a problem, and of its
+    coordinates."""
     units = units_of(values)
     spread = units * (values / units).std(axis=(0, 1))
     return Features(
@@ -271,7 +326,11 @@ def _cut(tree: "xarray.DataTree", **places: slice) -> "xarray.DataTree":
     """Return some draws of the groups that have draws; others are left out."""
     import xarray
 
-    groups = {name: node.to_dataset() for name, node in tree.children.items() if name in ("posterior", GROUP)}
+    groups = {
+        name: node.to_dataset()
+        for name, node in tree.children.items()
+        if name in ("posterior", GROUP)
+    }
     parts = {name: group.isel(places, missing_dims="ignore") for name, group in groups.items()}
     found = xarray.DataTree.from_dict(parts)
     found.attrs = dict(tree.attrs)
@@ -288,7 +347,8 @@ def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
 
 
 def _step_of(shape: tuple[int, ...], most: int) -> int:
-    """Return the step of the draws that the score gate and R-hat see: as many as they see of an array in memory."""
+    """Return the step of the draws that the score gate and R-hat see: as many as they see of an
+    array in memory."""
     # A power of two, as that of the draws that are kept, which are among these.
     step = most
     while step > 1 and 2 * np.prod(shape) <= step * SAMPLED:
@@ -296,7 +356,9 @@ def _step_of(shape: tuple[int, ...], most: int) -> int:
     return step
 
 
-def _evenly_spaced(tree: "xarray.DataTree", integrands: Any, step: int) -> "tuple[xarray.DataTree, Any]":
+def _evenly_spaced(
+    tree: "xarray.DataTree", integrands: Any, step: int
+) -> "tuple[xarray.DataTree, Any]":
     """Return every `step`-th draw, in memory."""
     every = slice(None, None, step)
     return _cut(tree, draw=every).load(), _arrays_cut(integrands, slice(None), every)
@@ -309,7 +371,8 @@ BRANCHES = 8
 class InChunks(NamedTuple):
     """A trace whose draws are in chunks of dask, and what is asked of it.
 
-    tree, integrands : those of all draws, variables by name. layout, fingerprints : of their chains.
+    tree, integrands : those of all draws, variables by name. layout, fingerprints : of their
+        chains.
     question : of evenly spaced draws, in memory, which stand for all.
     """
 
@@ -331,7 +394,10 @@ class InChunks(NamedTuple):
         """Return it without the first draws of each chain."""
         draws, _, _ = draws_and_scores(tree)
         chains, whole = draws.shape[:2]
-        layout, fingerprints = Layout.of(chains, whole - start, start), fingerprints_of(draws[:, :TELLING].values)
+        layout, fingerprints = (
+            Layout.of(chains, whole - start, start),
+            fingerprints_of(draws[:, :TELLING].values),
+        )
         if start:
             some = slice(start, None)
             tree, integrands = _cut(tree, draw=some), _arrays_cut(integrands, slice(None), some)
@@ -340,8 +406,11 @@ class InChunks(NamedTuple):
         integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
         return cls(tree, integrands, layout, fingerprints, question)
 
-    def features(self, method: AbstractControlVariate, like: TraceMoments | None = None) -> Features:
-        """Return what is summed for expectations; like : sums of another trace that has the same."""
+    def features(
+        self, method: AbstractControlVariate, like: TraceMoments | None = None
+    ) -> Features:
+        """Return what is summed for expectations; like : sums of another trace that has the
+        same."""
         return _features(self.question, method, self.layout, like)
 
     def thinned(self, most: int) -> "InChunks":
@@ -357,24 +426,33 @@ class InChunks(NamedTuple):
     def moments(self, parts: "Sequence[tuple[Features, Transform | None]]") -> list[TraceMoments]:
         """Return sums over all draws, added where the chunks are: one pass makes all of them.
 
-        parts : what is summed, and how its quantities come from those of the question; None where they are the same.
+        parts : what is summed, and how its quantities come from those of the question; None where
+            they are the same.
         """
         moves = np.isin(self.question.every.names, self.question.sample.trace.names)
-        every = _over_chunks(self.tree, self.integrands, moves, (parts, self.layout, self.fingerprints))
+        every = _over_chunks(
+            self.tree, self.integrands, moves, (parts, self.layout, self.fingerprints)
+        )
         size = self.layout.chains * self.layout.draws
         for (features, transform), sums in zip(parts, every, strict=True):
             if transform is None:
                 warn_of_not_finite(features.names, sums.missing, size)
         found = zip(parts, every, strict=True)
-        return [_with_facts(features, sums, self.question, self.layout) for (features, _), sums in found]
+        return [
+            _with_facts(features, sums, self.question, self.layout) for (features, _), sums in found
+        ]
 
     def served(self) -> dict[int, Served]:
-        """Return what is known of the functions of some quantities of the question, by their places."""
+        """Return what is known of the functions of some quantities of the question, by their
+        places."""
         sample, method = self.question.sample, self.question.method
-        if not len(sample.columns):  # of what is constant here nothing tells of what it is a function
+        # of what is constant here nothing tells of what it is a function
+        if not len(sample.columns):
             return {}
         problem, _ = problem_of(sample.trace, sample.fitted_values, slice(None))
-        return {int(sample.columns[own.column]): own for own in in_float64(Served.of)(problem, method)}
+        return {
+            int(sample.columns[own.column]): own for own in in_float64(Served.of)(problem, method)
+        }
 
     def probabilities(
         self,
@@ -390,9 +468,13 @@ class InChunks(NamedTuple):
         plain : those that are to have no control.
         """
         method, options, sample = self.question.method, self.question.options, self.question.sample
-        between, plain = Between(of, lower, upper), np.zeros(len(of), bool) if plain is None else plain
+        between, plain = (
+            Between(of, lower, upper),
+            np.zeros(len(of), bool) if plain is None else plain,
+        )
         total = self.layout.chains * self.layout.draws
-        names = tuple(map(str, range(len(of))))  # those of quantities would be the same for several events
+        # those of quantities would be the same for several events
+        names = tuple(map(str, range(len(of))))
         inside = between(sample.values, *sample.trace[:2])
         problem, _ = problem_of(sample.trace, inside, slice(None))
         functions: list[tuple[FunctionsOf, str]] = []
@@ -402,7 +484,8 @@ class InChunks(NamedTuple):
             functions += own.families([names[i] for i in events], steps)
         served = {name for family, _ in functions for name in family.names}
         linear = zip(*method.families(method.coordinates(problem), _train(total)), strict=True)
-        # Events of functions of a quantity need no linear families beside: these would be most of the products.
+        # Events of functions of a quantity need no linear families beside: these would be most of
+        # the products.
         kind = np.where(plain, 2, np.where([name in served for name in names], 0, 1))
         parts: list[tuple[Features, Transform]] = []
         by_kind: list[list[tuple[AbstractFamily, str]]] = [[*functions], list(linear), []]
@@ -410,7 +493,9 @@ class InChunks(NamedTuple):
             kept = kind == number
             if kept.any():
                 some = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
-                features = in_units(problem, named, some, inside[..., kept], np.ones(len(some), bool))
+                features = in_units(
+                    problem, named, some, inside[..., kept], np.ones(len(some), bool)
+                )
                 parts.append((features, Between(*(part[kept] for part in between))))
         every = self.moments(parts)
         found = side_by_side([in_float64(sums.estimate)(options) for sums in every], None)
@@ -424,25 +509,35 @@ class InChunks(NamedTuple):
 
     def expectation(self) -> Estimate:
         """Return the expectations of what the question is about."""
-        return _estimated(self.moments([(self.features(self.question.method), None)])[0], self.question.options)
+        return _estimated(
+            self.moments([(self.features(self.question.method), None)])[0], self.question.options
+        )
 
     def derived(self, functions: Sequence[Smooth]) -> Estimate:
         """Return smooth functions of the expectations of what the question is about."""
-        sums, options = self.moments([(self.features(self.question.method), None)])[0], self.question.options
+        sums, options = (
+            self.moments([(self.features(self.question.method), None)])[0],
+            self.question.options,
+        )
         return in_float64(derived_of_sums)(sums, functions, options)
 
     def spreads(self, kind: Kind) -> Estimate:
-        """Return variances, standard deviations, covariances or correlations of what the question is about."""
+        """Return variances, standard deviations, covariances or correlations of what the question
+        is about."""
         sample = self.question.sample
         standard = Standard.of(sample, Pairs.of(kind, sample.names))
         # Their own values at the evenly spaced draws tell units, splines and whether they vary.
         values = standard(sample.values, *sample.trace[:2])
         products = Sample.of(sample.trace, standard.pairs.names, values, states=sample.states)
         # A product is no event, whatever its values.
-        question = self.question._replace(sample=products._replace(events=np.zeros(len(products.names), bool)))
+        question = self.question._replace(
+            sample=products._replace(events=np.zeros(len(products.names), bool))
+        )
         features = _features(question, question.method, self.layout, None)
         sums = self.moments([(features, standard)])[0]
-        warn_of_not_finite(sample.names, sums.missing[: len(sample.names)], self.layout.chains * self.layout.draws)
+        warn_of_not_finite(
+            sample.names, sums.missing[: len(sample.names)], self.layout.chains * self.layout.draws
+        )
         found = in_float64(derived_of_sums)(sums, [standard.pairs.smooth], question.options)
         return rescaled(found, standard.pairs.unit(kind, standard.sd))
 
@@ -459,7 +554,10 @@ class Standard(NamedTuple):
         """Return them by the moments of a sample."""
         scaled = sample.scaled
         with np.errstate(invalid="ignore"):
-            centre, sd = scaled.mean(axis=(0, 1)) * sample.units, scaled.std(axis=(0, 1)) * sample.units
+            centre, sd = (
+                scaled.mean(axis=(0, 1)) * sample.units,
+                scaled.std(axis=(0, 1)) * sample.units,
+            )
         known = np.isfinite(centre)
         return cls(pairs, np.where(known, centre, 0.0), np.where(sample.varying, sd, 1.0))
 
@@ -471,7 +569,8 @@ class Standard(NamedTuple):
 
 
 class Between(NamedTuple):
-    """Whether some of the quantities are above one number and at most another; NaN where one is not finite."""
+    """Whether some of the quantities are above one number and at most another; NaN where one is not
+    finite."""
 
     column: Int[np.ndarray, " q"]
     lower: Float[np.ndarray, " q"]
@@ -488,7 +587,8 @@ class Between(NamedTuple):
 def _over_chunks(
     tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple[Any, ...]
 ) -> list[Sums]:
-    """Return sums over draws in chunks of dask, which are added where they are: one of each comes back."""
+    """Return sums over draws in chunks of dask, which are added where they are: one of each comes
+    back."""
     import dask
 
     draws, scores, _ = draws_and_scores(tree)
@@ -498,21 +598,38 @@ def _over_chunks(
     dataset = tree["posterior"].to_dataset()
     if isinstance(integrands, list):
         dataset = dataset[list(dict.fromkeys(integrands))]
-    # Blocks of arrays, and the dataset anew on the worker: of one to be cut, xarray took most of the client's time.
+    # Blocks of arrays, and the dataset anew on the worker: of one to be cut, xarray took most of
+    # the client's time.
     frame = dataset.coords.to_dataset().drop_dims(["chain", "draw"], errors="ignore")
-    stored = {str(name): _blocks_of(variable, chains, lengths) for name, variable in dataset.data_vars.items()}
+    stored = {
+        str(name): _blocks_of(variable, chains, lengths)
+        for name, variable in dataset.data_vars.items()
+    }
     rows = [_blocks_of(variable, chains, lengths) for variable in (draws, scores)]
-    facts = {str(name): (variable.dims, variable.attrs) for name, variable in dataset.data_vars.items()}
+    facts = {
+        str(name): (variable.dims, variable.attrs) for name, variable in dataset.data_vars.items()
+    }
     # Not pure: names of tasks would be hashes of all that they are given.
     summed = dask.delayed(_sums_of_chunk, pure=False)
-    # One object that workers get once, not with every task; its parts are no tasks, and dask need not look for any.
+    # One object that workers get once, not with every task; its parts are no tasks, and dask need
+    # not look for any.
     shared = dask.delayed((given, kept, frame, facts), traverse=False)
     # A box of chains and draws each, whose sums know where they belong.
     parts = []
-    for (i, own), (k, some) in itertools.product(enumerate(slices_of(chains)), enumerate(slices_of(lengths))):
+    for (i, own), (k, some) in itertools.product(
+        enumerate(slices_of(chains)), enumerate(slices_of(lengths))
+    ):
         box = Box(own, some)
         variables = {name: block(i, k) for name, block in stored.items()}
-        parts.append(summed(shared, box, *(block(i, k) for block in rows), variables, _arrays_cut(integrands, *box)))
+        parts.append(
+            summed(
+                shared,
+                box,
+                *(block(i, k) for block in rows),
+                variables,
+                _arrays_cut(integrands, *box),
+            )
+        )
     joined = dask.delayed(_added, pure=False)
     while len(parts) > 1:
         parts = [joined(list(batch)) for batch in itertools.batched(parts, BRANCHES)]
@@ -527,14 +644,23 @@ def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
 def _blocks_of(
     variable: "xarray.DataArray", chains: Sequence[int], lengths: Sequence[int]
 ) -> Callable[[int, int], Any]:
-    """Return a function to the values of a variable in a block of chains and draws: a task of dask, or an array."""
+    """Return a function to the values of a variable in a block of chains and draws: a task of dask,
+    or an array."""
     sizes = {"chain": tuple(chains), "draw": tuple(lengths)}
     if not hasattr(variable.data, "to_delayed"):
         places = {dim: slices_of(own) for dim, own in sizes.items()}
         held = variable.variable  # a constant has neither dim
-        return lambda i, k: held.isel(chain=places["chain"][i], draw=places["draw"][k], missing_dims="ignore").values
-    blocks = variable.data.rechunk(tuple(sizes.get(str(dim), -1) for dim in variable.dims)).to_delayed()
-    return lambda i, k: blocks[tuple({"chain": i, "draw": k}.get(str(dim), 0) for dim in variable.dims)]
+        return lambda i, k: (
+            held.isel(
+                chain=places["chain"][i], draw=places["draw"][k], missing_dims="ignore"
+            ).values
+        )
+    blocks = variable.data.rechunk(
+        tuple(sizes.get(str(dim), -1) for dim in variable.dims)
+    ).to_delayed()
+    return lambda i, k: blocks[
+        tuple({"chain": i, "draw": k}.get(str(dim), 0) for dim in variable.dims)
+    ]
 
 
 @in_float64
@@ -549,8 +675,13 @@ def _sums_of_chunk(
     import xarray
 
     (parts, layout, fingerprints), kept, frame, facts = shared
-    piece = frame.assign({name: (dims, variables[name], attrs) for name, (dims, attrs) in facts.items()})
+    piece = frame.assign(
+        {name: (dims, variables[name], attrs) for name, (dims, attrs) in facts.items()}
+    )
     # Functions of a draw see one chunk of draws, as they see one of all in memory.
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
     place, states = (box.chains.start, box.draws.start), (draws[..., kept], scores[..., kept])
-    return [sums_of(features, layout, fingerprints, *states, values, place, transform) for features, transform in parts]
+    return [
+        sums_of(features, layout, fingerprints, *states, values, place, transform)
+        for features, transform in parts
+    ]

@@ -33,7 +33,8 @@ class States(NamedTuple):
     """The distinct draws of a trace. A rejected proposal repeats a state, which is fitted once.
 
     draws, scores : (m, d) distinct states in order of first visit.
-    counts : (m,) how many draws each stands for. first : (m,) the first of them, chains concatenated.
+    counts : (m,) how many draws each stands for. first : (m,) the first of them, chains
+        concatenated.
     inverse : (c·n,) which state each draw is, chains concatenated.
     """
 
@@ -44,8 +45,11 @@ class States(NamedTuple):
     inverse: Int[np.ndarray, " n"]
 
 
-def make_trace(draws: object, scores: object, names: Iterable[str] | None = None, *, copy: bool = True) -> Trace:
-    """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n, d).
+def make_trace(
+    draws: object, scores: object, names: Iterable[str] | None = None, *, copy: bool = True
+) -> Trace:
+    """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n,
+    d).
 
     Without `copy` float64 arrays are not copied, and the trace's cannot be written to.
     """
@@ -62,12 +66,18 @@ def make_trace(draws: object, scores: object, names: Iterable[str] | None = None
 def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
     """Return the error for draws with NaN or infinity: how many, where, and the cure."""
     chain, draw = np.argwhere(bad)[0]
-    got = f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, draw {draw}"
+    got = (
+        f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, "
+        f"draw {draw}"
+    )
     lengths, cure = (~bad).sum(axis=1), "Remove them."
     # NaN at the ends alone is how xarray pads chains of different lengths, and has a cure of its
     # own.
     if lengths.min() and (bad == (np.arange(bad.shape[1]) >= lengths[:, None])).all():
-        cure = f"Chains of different lengths, {lengths.tolist()} draws, are padded so: take the draws of each. {ADDED}"
+        cure = (
+            f"Chains of different lengths, {lengths.tolist()} draws, are padded so: take the "
+            f"draws of each. {ADDED}"
+        )
     return InputError("Trace", "finite draws", got, cure)
 
 
@@ -83,26 +93,31 @@ def _check_same_shape(draws: tuple[int, ...], scores: tuple[int, ...]) -> None:
 
 
 def moving(draws: Float[np.ndarray, "c n d"]) -> Bool[np.ndarray, " d"]:
-    """Return which coordinates move. Where none does, as in chains that are stuck, all are returned."""
+    """Return which coordinates move. Where none does, as in chains that are stuck, all are
+    returned."""
     moves = np.ptp(draws, axis=(0, 1)) > 0
     return moves if moves.any() else np.ones_like(moves)
 
 
 def with_coordinates(trace: Trace, kept: Bool[np.ndarray, " d"]) -> Trace:
-    """Return the trace of some coordinates, whose scores are those of the density given the others."""
+    """Return the trace of some coordinates, whose scores are those of the density given the
+    others."""
     names = tuple(compress(trace.names, kept))
     return trace._replace(draws=trace.draws[..., kept], scores=trace.scores[..., kept], names=names)
 
 
 def sampled(draws: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c s d"]:
-    """Return every so many draws of each chain, see `sampling_step`: all where they are not large."""
+    """Return every so many draws of each chain, see `sampling_step`: all where they are not
+    large."""
     return draws[:, :: sampling_step(draws.shape)]
 
 
 def without_fixed(trace: Trace) -> Trace:
-    """Return the trace of the coordinates that move, whose scores are those of the density given the fixed ones.
+    """Return the trace of the coordinates that move, whose scores are those of the density given
+    the fixed ones.
 
-    Stein's identity fails along a coordinate that is held fixed: E[(x_i − x̄_i) s_i] is zero and not minus one.
+    Stein's identity fails along a coordinate that is held fixed: E[(x_i − x̄_i) s_i] is zero and
+    not minus one.
     """
     moves = moving(trace.draws)
     return trace if moves.all() else with_coordinates(trace, moves)
@@ -114,18 +129,21 @@ def check_same_order(where: str, labels: Mapping[str, tuple[str, ...] | None]) -
     Parameters
     ----------
     where : the public function that the error message names.
-    labels : the parameters of each array by the array's name, None without labels. Different sets are accepted, since
-        two packages may name one parameter differently.
+    labels : the parameters of each array by the array's name, None without labels. Different sets
+        are accepted, since two packages may name one parameter differently.
     """
     known = {name: label for name, label in labels.items() if label is not None}
     for (one, first), (other, second) in pairwise(known.items()):
         if first != second and sorted(first) == sorted(second):
-            place = next(i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1])
+            place = next(
+                i for i, pair in enumerate(zip(first, second, strict=True)) if pair[0] != pair[1]
+            )
             raise InputError(
                 where,
                 f"one order of the parameters in {one} and {other}",
                 f"{first[place]} and {second[place]} at position {place}",
-                "Select by label in one order, as x.sel(unconstrained_parameter=labels), before comparing.",
+                "Select by label in one order, as x.sel(unconstrained_parameter=labels), "
+                "before comparing.",
             )
 
 
@@ -139,8 +157,8 @@ def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
 def distinct_states(trace: Trace) -> States:
     """Return the distinct states of `trace`, in order of first visit.
 
-    Where no state is repeated they are the trace's own arrays, not copies. Whole rows are compared only where their
-    first coordinate is repeated.
+    Where no state is repeated they are the trace's own arrays, not copies. Whole rows are compared
+    only where their first coordinate is repeated.
     """
     flat = trace.draws.reshape(-1, trace.draws.shape[-1])
     first_visit = np.arange(len(flat))

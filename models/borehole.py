@@ -1,17 +1,21 @@
-"""Water flow through a borehole, at two fidelities, under independent normal inputs: a model without data.
+"""Water flow through a borehole, at two fidelities, under independent normal inputs: a model
+without data.
 
-The inputs are x = (r_w, r, T_u, T_l, H_u, H_l, L, K_w): radii of the borehole and of its influence, transmissivity and
-head of the upper and of the lower aquifer, length and hydraulic conductivity. Both flows and the priors are those of
-Sun, Barp and Briol (ICML 2023, appendix E.4 and Table 4). In that table the second argument of every normal is its
-variance; for r_w it is a squared standard deviation, written out.
+The inputs are x = (r_w, r, T_u, T_l, H_u, H_l, L, K_w): radii of the borehole and of its influence,
+transmissivity and head of the upper and of the lower aquifer, length and hydraulic conductivity.
+Both flows and the priors are those of Sun, Barp and Briol (ICML 2023, appendix E.4 and Table 4). In
+that table the second argument of every normal is its variance; for r_w it is a squared standard
+deviation, written out.
 
-Truths, by Gauss–Hermite quadrature (tests/problems/test_borehole.py): E f_H = 72.878604 and E f_L = 57.994853. The
-paper's "true value" 72.8904, the mean of half a million draws, is off by 0.0118 and should not be used.
+Truths, by Gauss–Hermite quadrature (tests/problems/test_borehole.py): E f_H = 72.878604 and E f_L =
+57.994853. The paper's "true value" 72.8904, the mean of half a million draws, is off by 0.0118 and
+should not be used.
 
-The inputs are unconstrained, so the score of the program is (mean − x)/variance. f_L/f_H is 0.79577 throughout, with
-standard deviation 4e-7, because the constants 1 and 1.5 vanish beside terms of 3e5. The normal prior of r_w is
-negative with probability 3.2e-10. There log(r/r_w) is not defined, both flows are NaN, and estimates from such a draw
-are ``undefined``. At zero the flows take their limit, 0.
+The inputs are unconstrained, so the score of the program is (mean − x)/variance. f_L/f_H is 0.79577
+throughout, with standard deviation 4e-7, because the constants 1 and 1.5 vanish beside terms of
+3e5. The normal prior of r_w is negative with probability 3.2e-10. There log(r/r_w) is not defined,
+both flows are NaN, and estimates from such a draw are ``undefined``. At zero the flows take their
+limit, 0.
 """
 
 from collections.abc import Mapping
@@ -47,7 +51,8 @@ def sample(rng: np.random.Generator, n: int) -> Sample:
 
 
 def flow_high(x: Float[Array, "... 8"]) -> Float[Array, "..."]:
-    """Return f_H = 2π T_u (H_u − H_l) / {log(r/r_w) (1 + 2 L T_u / (log(r/r_w) r_w² K_w) + T_u/T_l)}."""
+    """Return f_H = 2π T_u (H_u − H_l) / {log(r/r_w) (1 + 2 L T_u / (log(r/r_w) r_w² K_w) +
+    T_u/T_l)}."""
     return _flow(x, 2 * np.pi, 1.0)
 
 
@@ -59,7 +64,12 @@ def flow_low(x: Float[Array, "... 8"]) -> Float[Array, "..."]:
 def _flow(x: Float[Array, "... 8"], factor: float, constant: float) -> Float[Array, "..."]:
     r_w, r, t_u, t_l, h_u, h_l, length, k_w = jnp.moveaxis(jnp.asarray(x), -1, 0)
     log = jnp.log(r / r_w)
-    return factor * t_u * (h_u - h_l) / (log * (constant + t_u / t_l) + 2 * length * t_u / (r_w**2 * k_w))
+    return (
+        factor
+        * t_u
+        * (h_u - h_l)
+        / (log * (constant + t_u / t_l) + 2 * length * t_u / (r_w**2 * k_w))
+    )
 
 
 def model() -> None:
@@ -74,7 +84,8 @@ def data() -> dict[str, object]:
 
 
 def init() -> dict[str, np.ndarray]:
-    """Return the prior means: NumPyro's own start, within 2 of zero, is 20,000 standard deviations away."""
+    """Return the prior means: NumPyro's own start, within 2 of zero, is 20,000 standard deviations
+    away."""
     return dict(zip(INPUTS, MEAN, strict=True))
 
 

@@ -1,24 +1,27 @@
-"""The Lotka–Volterra posterior of the hare–lynx counts, 1900–1920: eight parameters, one ODE solve per likelihood.
+"""The Lotka–Volterra posterior of the hare–lynx counts, 1900–1920: eight parameters, one ODE solve
+per likelihood.
 
-Two prior sets share one likelihood. ``"paper"`` is the parameterisation on R⁸ of Sun, Barp and Briol (ICML 2023,
-appendix E.6): every parameter is the logarithm of its natural value, with a normal prior, in the order α β δ γ.
-``"stan"`` is posteriordb's ``hudson_lynx_hare-lotka_volterra``: ``theta`` in the order α β γ δ, ``z_init`` and
-``sigma``, all positive.
+Two prior sets share one likelihood. ``"paper"`` is the parameterisation on R⁸ of Sun, Barp and
+Briol (ICML 2023, appendix E.6): every parameter is the logarithm of its natural value, with a
+normal prior, in the order α β δ γ. ``"stan"`` is posteriordb's ``hudson_lynx_hare-lotka_volterra``:
+``theta`` in the order α β γ δ, ``z_init`` and ``sigma``, all positive.
 
-The solve. With x = log prey and y = log predator, dx/ds = α − β eʸ and dy/ds = δ eˣ − γ: populations stay positive
-without clipping, and at equal tolerance Tsit5 takes three quarters of the steps of the natural scale. At
-``TOLERANCE`` (relative and absolute alike, on the log populations) the score is wrong by 3e-6 of its standard
-deviation, against Dopri8 at 1e-12. That must stay well below what the control variates leave: their errors here are
-2e-5 posterior standard deviations, and a score wrong by 7e-5, as at 1e-6, may bias a mean by more than its error.
-Posterior draws need about 75 steps and no draw in 4,000 from either prior needs ``MAX_STEPS``, which bounds the cost
-of a proposal far from the posterior, for which vectorised chains wait. In float32 the tolerance is eight times the
-machine epsilon.
+The solve. With x = log prey and y = log predator, dx/ds = α − β eʸ and dy/ds = δ eˣ − γ:
+populations stay positive without clipping, and at equal tolerance Tsit5 takes three quarters of the
+steps of the natural scale. At ``TOLERANCE`` (relative and absolute alike, on the log populations)
+the score is wrong by 3e-6 of its standard deviation, against Dopri8 at 1e-12. That must stay well
+below what the control variates leave: their errors here are 2e-5 posterior standard deviations, and
+a score wrong by 7e-5, as at 1e-6, may bias a mean by more than its error. Posterior draws need
+about 75 steps and no draw in 4,000 from either prior needs ``MAX_STEPS``, which bounds the cost of
+a proposal far from the posterior, for which vectorised chains wait. In float32 the tolerance is
+eight times the machine epsilon.
 
-A failed solve (the cap, or a step that is not finite) has log density −∞ and a score of NaN in every coordinate, and
-its ``quantities`` are NaN: the sampler rejects it, and no failed solve gives a finite value.
+A failed solve (the cap, or a step that is not finite) has log density −∞ and a score of NaN in
+every coordinate, and its ``quantities`` are NaN: the sampler rejects it, and no failed solve gives
+a finite value.
 
-``data(limited=True)`` is a rival model for either prior set: predators limit themselves, dy/ds = δ eˣ − γ − κ eʸ, with
-log κ ~ N(−5, 1).
+``data(limited=True)`` is a rival model for either prior set: predators limit themselves, dy/ds = δ
+eˣ − γ − κ eʸ, with log κ ~ N(−5, 1).
 """
 
 from collections.abc import Callable, Mapping
@@ -53,7 +56,8 @@ MAX_STEPS = 512
 
 
 class Parameters(NamedTuple):
-    """Parameters on the natural scale, the same for both prior sets; populations and noise are (prey, predator).
+    """Parameters on the natural scale, the same for both prior sets; populations and noise are
+    (prey, predator).
 
     kappa : self-limitation of the predators, None in the model without it.
     """
@@ -70,7 +74,8 @@ class Parameters(NamedTuple):
 class Populations(NamedTuple):
     """Log populations (n, 2) and whether the solve succeeded.
 
-    Where it did not, they are the largest float, whose log-normal density is −∞, and their derivatives are NaN.
+    Where it did not, they are the largest float, whose log-normal density is −∞, and their
+    derivatives are NaN.
     """
 
     log: Float[Array, "n 2"]
@@ -114,7 +119,10 @@ def _limited(parameters: Parameters) -> Parameters:
 
 
 PRIORS: dict[str, Callable[[], Parameters]] = {"paper": paper_priors, "stan": stan_priors}
-LIMITED: dict[str, Callable[[], Parameters]] = {"paper": limited_paper_priors, "stan": limited_stan_priors}
+LIMITED: dict[str, Callable[[], Parameters]] = {
+    "paper": limited_paper_priors,
+    "stan": limited_stan_priors,
+}
 
 
 def solve(
@@ -128,7 +136,8 @@ def solve(
 ) -> Populations:
     """Return the log populations at `times`, years after 1900, increasing and positive.
 
-    adjoint : how derivatives are taken, by default backwards; ``diffrax.ForwardMode()`` serves forward ones only.
+    adjoint : how derivatives are taken, by default backwards; ``diffrax.ForwardMode()`` serves
+        forward ones only.
     """
     tolerance = max(tolerance, 8 * float(jnp.finfo(parameters.initial.dtype).eps))
     solution = diffrax.diffeqsolve(
@@ -146,7 +155,8 @@ def solve(
         throw=False,
     )
     solved = (solution.result == diffrax.RESULTS.successful) & jnp.isfinite(solution.ys).all()
-    # parameters enter `_poison` themselves: after an early failure the solve no longer depends on them at all
+    # parameters enter `_poison` themselves: after an early failure the solve no longer depends on
+    # them at all
     flat = jnp.concatenate([jnp.ravel(p) for p in jax.tree.leaves(parameters)])
     return Populations(_poison(solution.ys, flat, solved), solved)
 
@@ -161,10 +171,14 @@ def _growth(time: Float[Array, ""], log: Float[Array, "2"], rates: Parameters) -
 
 
 @jax.custom_jvp
-def _poison(log: Float[Array, "n 2"], parameters: Float[Array, " p"], solved: Bool[Array, ""]) -> Float[Array, "n 2"]:
-    """Return `log` if `solved`, else the largest float, whose derivatives in all parameters are NaN."""
+def _poison(
+    log: Float[Array, "n 2"], parameters: Float[Array, " p"], solved: Bool[Array, ""]
+) -> Float[Array, "n 2"]:
+    """Return `log` if `solved`, else the largest float, whose derivatives in all parameters are
+    NaN."""
     del parameters
-    return jnp.where(solved, log, jnp.finfo(log.dtype).max)  # not ∞: NumPyro refuses that as an argument
+    # not ∞: NumPyro refuses that as an argument
+    return jnp.where(solved, log, jnp.finfo(log.dtype).max)
 
 
 @_poison.defjvp
@@ -185,17 +199,25 @@ def model(
     tolerance: float = TOLERANCE,
     max_steps: int = MAX_STEPS,
 ) -> None:
-    """Declare yearly counts with log-normal noise about the solution, the first year about the initial state."""
+    """Declare yearly counts with log-normal noise about the solution, the first year about the
+    initial state."""
     parameters = priors()
     times = np.arange(1.0, len(hare))
-    later = solve(parameters, times, solver=solver, adjoint=adjoint, tolerance=tolerance, max_steps=max_steps).log
+    later = solve(
+        parameters, times, solver=solver, adjoint=adjoint, tolerance=tolerance, max_steps=max_steps
+    ).log
     log = jnp.concatenate([jnp.log(parameters.initial)[None], later])
-    numpyro.sample("hare", dist.LogNormal(log[:, 0], parameters.noise[0]), obs=jnp.asarray(hare, log.dtype))
-    numpyro.sample("lynx", dist.LogNormal(log[:, 1], parameters.noise[1]), obs=jnp.asarray(lynx, log.dtype))
+    numpyro.sample(
+        "hare", dist.LogNormal(log[:, 0], parameters.noise[0]), obs=jnp.asarray(hare, log.dtype)
+    )
+    numpyro.sample(
+        "lynx", dist.LogNormal(log[:, 1], parameters.noise[1]), obs=jnp.asarray(lynx, log.dtype)
+    )
 
 
 def data(priors: str = "paper", limited: bool = False) -> dict[str, object]:
-    """Return the arguments of `model` for the prior set ``"paper"`` or ``"stan"``; `limited` adds self-limitation."""
+    """Return the arguments of `model` for the prior set ``"paper"`` or ``"stan"``; `limited` adds
+    self-limitation."""
     _check_priors("data", priors)
     return {"hare": HARE, "lynx": LYNX, "priors": (LIMITED if limited else PRIORS)[priors]}
 
@@ -218,11 +240,18 @@ def init(priors: str = "paper", limited: bool = False) -> dict[str, np.ndarray]:
 
 
 def quantities(draw: Mapping[str, Array]) -> dict[str, Array]:
-    """Return the paper's integrands v₁(s′), named by year, and natural-scale parameters, at one constrained draw."""
-    natural = {name.removeprefix("log_"): jnp.exp(value) for name, value in draw.items() if name.startswith("log_")}
+    """Return the paper's integrands v₁(s′), named by year, and natural-scale parameters, at one
+    constrained draw."""
+    natural = {
+        name.removeprefix("log_"): jnp.exp(value)
+        for name, value in draw.items()
+        if name.startswith("log_")
+    }
     populations = solve(_parameters(draw), np.array(TASK_YEARS) - FIRST_YEAR)
     prey = jnp.where(populations.solved, jnp.exp(populations.log[:, 0]), jnp.nan)
-    return natural | {f"prey[{year:.1f}]": value for year, value in zip(TASK_YEARS, prey, strict=True)}
+    return natural | {
+        f"prey[{year:.1f}]": value for year, value in zip(TASK_YEARS, prey, strict=True)
+    }
 
 
 def _parameters(draw: Mapping[str, Array]) -> Parameters:
@@ -231,7 +260,9 @@ def _parameters(draw: Mapping[str, Array]) -> Parameters:
         return _parameters(free)._replace(kappa=jnp.exp(draw["log_kappa"]))
     if "theta" in draw:
         alpha, beta, gamma, delta = jnp.asarray(draw["theta"])
-        return Parameters(alpha, beta, delta, gamma, jnp.asarray(draw["z_init"]), jnp.asarray(draw["sigma"]))
+        return Parameters(
+            alpha, beta, delta, gamma, jnp.asarray(draw["z_init"]), jnp.asarray(draw["sigma"])
+        )
     value = {name.removeprefix("log_"): jnp.exp(value) for name, value in draw.items()}
     return Parameters(
         *(value[name] for name in ("alpha", "beta", "delta", "gamma")),
@@ -243,6 +274,6 @@ def _parameters(draw: Mapping[str, Array]) -> Parameters:
 def _check_priors(where: str, priors: object) -> None:
     if priors not in PRIORS:
         raise ValueError(
-            f"lotka_volterra.{where}: expected `priors` to be one of {sorted(PRIORS)}, got {priors!r}. "
-            "Choose a prior set, as in --option priors=stan."
+            f"lotka_volterra.{where}: expected `priors` to be one of {sorted(PRIORS)}, got "
+            f"{priors!r}. Choose a prior set, as in --option priors=stan."
         )

@@ -1,8 +1,9 @@
 """Radiata pine: two rival simple regressions whose evidence is known by one-dimensional quadrature.
 
-Compressive strength y of 42 specimens on density x (model 1) or density adjusted for resin z (model 2), each centred:
-y ~ N(α + β(x − x̄), σ²), α ~ N(3000, 10⁶), β ~ N(185, 10⁴), σ² ~ InvGamma(3, 2·300²). Williams (1959); priors and the
-published Bayes factor 4862 of Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x).
+Compressive strength y of 42 specimens on density x (model 1) or density adjusted for resin z (model
+2), each centred: y ~ N(α + β(x − x̄), σ²), α ~ N(3000, 10⁶), β ~ N(185, 10⁴), σ² ~ InvGamma(3,
+2·300²). Williams (1959); priors and the published Bayes factor 4862 of Friel and Pettitt (2008,
+doi:10.1111/j.1467-9868.2007.00650.x).
 
 ln Z = −309.924327665 (x) and −301.435101851 (z): Bayes factor 4862.10 for z.
 """
@@ -44,11 +45,12 @@ def model(strength: Float[np.ndarray, " n"], predictor: Float[np.ndarray, " n"])
 
 
 def data(predictor: str = "x") -> dict[str, object]:
-    """Return the arguments of `model` for the predictor ``"x"`` (density) or ``"z"`` (adjusted density)."""
+    """Return the arguments of `model` for the predictor ``"x"`` (density) or ``"z"`` (adjusted
+    density)."""
     if predictor not in PREDICTORS:
         raise ValueError(
-            f"radiata_pine.data: expected `predictor` to be one of {sorted(PREDICTORS)}, got {predictor!r}. "
-            "Choose one, as in --option predictor=z."
+            f"radiata_pine.data: expected `predictor` to be one of {sorted(PREDICTORS)}, got "
+            f"{predictor!r}. Choose one, as in --option predictor=z."
         )
     return {"strength": STRENGTH, "predictor": PREDICTORS[predictor]}
 

@@ -1,15 +1,18 @@
-"""The van der Pol posterior of Sun, Barp and Briol (ICML 2023, appendix E.5): one parameter, one ODE solve.
+"""The van der Pol posterior of Sun, Barp and Briol (ICML 2023, appendix E.5): one parameter, one
+ODE solve.
 
-u″ − θ(1 − u²)u′ + u = 0 from (u, u′)(0) = (0, 2), observed at s = 0, 1, …, 10 with noise of standard deviation 0.1,
-and log θ ~ N(0, 0.25²), sampled as `log_theta`. Its log evidence is 10.35590262 (quadrature).
+u″ − θ(1 − u²)u′ + u = 0 from (u, u′)(0) = (0, 2), observed at s = 0, 1, …, 10 with noise of
+standard deviation 0.1, and log θ ~ N(0, 0.25²), sampled as `log_theta`. Its log evidence is
+10.35590262 (quadrature).
 
-The solve. With one parameter a tangent costs less than an adjoint, so the derivative is a forward-mode solve in
-forward and reverse mode alike. At ``TOLERANCE`` (relative and absolute) the log evidence is right to 2e-8
-and the score is wrong by 3e-6 of its standard deviation. Draws of the prior need 90 to 200 steps; ``MAX_STEPS`` bounds
-the cost of a proposal far from the posterior, for which vectorised chains wait. In float32 the tolerance is eight times
-the machine epsilon.
+The solve. With one parameter a tangent costs less than an adjoint, so the derivative is a
+forward-mode solve in forward and reverse mode alike. At ``TOLERANCE`` (relative and absolute) the
+log evidence is right to 2e-8 and the score is wrong by 3e-6 of its standard deviation. Draws of the
+prior need 90 to 200 steps; ``MAX_STEPS`` bounds the cost of a proposal far from the posterior, for
+which vectorised chains wait. In float32 the tolerance is eight times the machine epsilon.
 
-A failed solve (the cap, or a value that is not finite) has log density −∞ and a score of NaN: the sampler rejects it.
+A failed solve (the cap, or a value that is not finite) has log density −∞ and a score of NaN: the
+sampler rejects it.
 """
 
 from collections.abc import Mapping
@@ -102,7 +105,9 @@ def _integrate(
     return Displacement(jnp.where(solved, values, jnp.finfo(values.dtype).max), solved)
 
 
-def _motion(time: Float[Array, ""], state: Float[Array, "2"], theta: Float[Array, ""]) -> Float[Array, "2"]:
+def _motion(
+    time: Float[Array, ""], state: Float[Array, "2"], theta: Float[Array, ""]
+) -> Float[Array, "2"]:
     del time
     u, speed = state
     return jnp.stack([speed, theta * (1 - u**2) * speed - u])
@@ -117,7 +122,13 @@ def model(
 ) -> None:
     """Declare noisy displacements at s = 0, 1, …"""
     theta = jnp.exp(numpyro.sample("log_theta", dist.Normal(0.0, PRIOR_SCALE)))
-    u = solve(theta, np.arange(float(len(observed))), solver=solver, tolerance=tolerance, max_steps=max_steps).values
+    u = solve(
+        theta,
+        np.arange(float(len(observed))),
+        solver=solver,
+        tolerance=tolerance,
+        max_steps=max_steps,
+    ).values
     numpyro.sample("u", dist.Normal(u, NOISE), obs=jnp.asarray(observed, u.dtype))
 
 

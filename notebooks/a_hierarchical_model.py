@@ -13,9 +13,10 @@
 # %% [markdown]
 # # A hierarchical model: what gains, what cannot, and what it is worth
 #
-# Intercepts and slopes that vary over 40 groups, correlated with each other, in PyMC and sampled by nutpie: 86
-# parameters. A full quadratic control variate has 3,827 features, more than 4,000 draws can determine. `auto` therefore
-# takes sums over the dimension of the groups, which the labels of the trace tell.
+# Intercepts and slopes that vary over 40 groups, correlated with each other, in PyMC and sampled by
+# nutpie: 86 parameters. A full quadratic control variate has 3,827 features, more than 4,000 draws
+# can determine. `auto` therefore takes sums over the dimension of the groups, which the labels of
+# the trace tell.
 
 # %%
 import time
@@ -48,8 +49,8 @@ with pm.Model() as model:
     pm.Normal("y", b[group, 0] + b[group, 1] * x, sigma, observed=y)
 
 # %% [markdown]
-# nutpie keeps the scores when it is asked to. It records no time, so we do, in the attribute `sampling_time`: seconds,
-# with warm-up.
+# nutpie keeps the scores when it is asked to. It records no time, so we do, in the attribute
+# `sampling_time`: seconds, with warm-up.
 
 # %%
 with warnings.catch_warnings():
@@ -71,9 +72,10 @@ trace.attrs["sampling_time"] = time.monotonic() - start
 print(f"{trace['sample_stats'].sizes['unconstrained_parameter']} parameters")
 
 # %% [markdown]
-# What people ask for: the means, the standard deviations and their logarithms, the correlation matrix, the residual
-# standard deviation, the effects of one group as the sampler has them (`z`) and as they are read (`b`), and whether its
-# slope is above a half. A function sees one draw as a dict of arrays, with PyMC's deterministics in it.
+# What people ask for: the means, the standard deviations and their logarithms, the correlation
+# matrix, the residual standard deviation, the effects of one group as the sampler has them (`z`)
+# and as they are read (`b`), and whether its slope is above a half. A function sees one draw as a
+# dict of arrays, with PyMC's deterministics in it.
 
 # %%
 quantities = {
@@ -97,13 +99,14 @@ assert estimate.constants == {"chol_corr[0, 0]": 1.0, "chol_corr[1, 1]": 1.0}
 assert estimate.duplicates == {"chol_corr[1, 0]": "chol_corr[0, 1]"}
 
 # %% [markdown]
-# The diagonal of the correlation matrix has one value at every draw. It is listed as a constant, not as an estimate
-# with an error, and each correlation is listed once.
+# The diagonal of the correlation matrix has one value at every draw. It is listed as a constant,
+# not as an estimate with an error, and each correlation is listed once.
 #
-# Means and effects gain much: given the standard deviations their posterior is normal, so that linear and some
-# quadratic features reproduce them nearly. The standard deviation of the intercepts, of which the data tell most, gains
-# as much. That of the slopes and the correlation gain less. An indicator gains next to nothing: no smooth function
-# reproduces its jump, so it cannot.
+# Means and effects gain much: given the standard deviations their posterior is normal, so that
+# linear and some quadratic features reproduce them nearly. The standard deviation of the
+# intercepts, of which the data tell most, gains as much. That of the slopes and the correlation
+# gain less. An indicator gains next to nothing: no smooth function reproduces its jump, so it
+# cannot.
 
 # %%
 gain = dict(zip(estimate.names, estimate.gain, strict=True))
@@ -113,18 +116,19 @@ assert gain["P(slope of group 7 > 0.5)"] < 3
 # %% [markdown]
 # ## Is it worth it?
 #
-# A gain is a factor of draws, and so of the time that they take. The estimate says it in words, as do a report and
-# `mcmcpost reduce`:
+# A gain is a factor of draws, and so of the time that they take. The estimate says it in words, as
+# do a report and `mcmcpost reduce`:
 
 # %%
 print(estimate.info["worth"])
 print(f"This reduction took {cost:.1f} CPU seconds.")
 
 # %% [markdown]
-# Below, for each quantity, how long sampling would have to go on for the error that the reduction gives. Where a bar
-# ends before the line, going on is cheaper, if that quantity is all that is asked for: for the indicator it is. This
-# model takes seconds to sample. Of one that takes an hour the bars are hundreds of times as long, and the line stays
-# where it is, because the cost of a reduction depends on the numbers of draws, parameters and quantities only.
+# Below, for each quantity, how long sampling would have to go on for the error that the reduction
+# gives. Where a bar ends before the line, going on is cheaper, if that quantity is all that is
+# asked for: for the indicator it is. This model takes seconds to sample. Of one that takes an hour
+# the bars are hundreds of times as long, and the line stays where it is, because the cost of a
+# reduction depends on the numbers of draws, parameters and quantities only.
 
 # %%
 seconds = trace.attrs["sampling_time"] * (estimate.gain[estimate.listed] - 1)
@@ -138,12 +142,15 @@ axes.legend()
 plt.show()
 
 # %% [markdown]
-# A linear control variate alone takes a fraction of the time. It gains on means and effects. `auto` adds the gains on
-# standard deviations and on the correlation, and larger ones on the rest.
+# A linear control variate alone takes a fraction of the time. It gains on means and effects. `auto`
+# adds the gains on standard deviations and on the correlation, and larger ones on the rest.
 
 # %%
 start = time.process_time()
 linear = mp.expectation(trace, quantities, "zv1")
 print(f"zv1: {time.process_time() - start:.1f} CPU seconds")
 for j in estimate.listed:
-    print(f"{estimate.names[j]:28s} gain {linear.gain[j]:8.1f} with zv1, {estimate.gain[j]:8.1f} with auto")
+    print(
+        f"{estimate.names[j]:28s} gain {linear.gain[j]:8.1f} with zv1, "
+        f"{estimate.gain[j]:8.1f} with auto"
+    )

@@ -13,8 +13,9 @@
 # %% [markdown]
 # # From a trace to smaller errors
 #
-# Eight schools, non-centred: a hierarchical model whose posterior is narrow near `tau` = 0, where the group scale `tau`
-# mixes worst. We sample it with NUTS, keep the gradients, and compare plain with controlled means.
+# Eight schools, non-centred: a hierarchical model whose posterior is narrow near `tau` = 0, where
+# the group scale `tau` mixes worst. We sample it with NUTS, keep the gradients, and compare plain
+# with controlled means.
 
 # %%
 import jax
@@ -40,17 +41,29 @@ def model():
 
 
 kernel = NUTS(model, target_accept_prob=0.95)
-mcmc = MCMC(kernel, num_warmup=500, num_samples=500, num_chains=4, chain_method="vectorized", progress_bar=False)
+mcmc = MCMC(
+    kernel,
+    num_warmup=500,
+    num_samples=500,
+    num_chains=4,
+    chain_method="vectorized",
+    progress_bar=False,
+)
 mcmc.run(jax.random.key(1), extra_fields=("z_grad", "diverging"))
 trace = mp.from_numpyro(mcmc)
 
 # %% [markdown]
-# `mean` and `mcse` are ArviZ's; `mean_cv` and `mcse_cv` are controlled. The exact posterior means are
-# E[mu] = 4.3968 and E[tau] = 3.5977 (quadrature).
+# `mean` and `mcse` are ArviZ's; `mean_cv` and `mcse_cv` are controlled. The exact posterior means
+# are E[mu] = 4.3968 and E[tau] = 3.5977 (quadrature).
 
 # %%
 estimate = mp.expectation(
-    trace, {"mu": lambda d: d["mu"], "tau": lambda d: d["tau"], "theta1": lambda d: d["mu"] + d["tau"] * d["eta"][0]}
+    trace,
+    {
+        "mu": lambda d: d["mu"],
+        "tau": lambda d: d["tau"],
+        "theta1": lambda d: d["mu"] + d["tau"] * d["eta"][0],
+    },
 )
 print(estimate.to_dataframe().to_string())
 z = (estimate.mean - np.array([4.396820714, 3.597705484, 6.211884204])) / estimate.mcse
@@ -58,8 +71,8 @@ print("errors in units of their mcse:", z.round(2))
 assert (np.abs(z) < 4.5).all()
 
 # %% [markdown]
-# The polynomial degrees and the kernel one by one. The gain is the factor of draws saved, from the whole error. Where a
-# method is not better than the plain mean, the plain mean is returned.
+# The polynomial degrees and the kernel one by one. The gain is the factor of draws saved, from the
+# whole error. Where a method is not better than the plain mean, the plain mean is returned.
 
 # %%
 for name in ("zv1", "zv2", "zv3", "secf"):
@@ -67,7 +80,8 @@ for name in ("zv1", "zv2", "zv3", "secf"):
     print(f"{name:5s} gain {other.gain.round(1)}  status {[str(s) for s in other.status]}")
 
 # %% [markdown]
-# The estimate is the average of the residual series. Its standard deviation is that of f − g, not of the posterior.
+# The estimate is the average of the residual series. Its standard deviation is that of f − g, not
+# of the posterior.
 
 # %%
 figure, axes = plt.subplots(1, 2, figsize=(9, 3), sharey=True)

@@ -6,8 +6,10 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads spin against XLA's and the other workers'
-os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # most of the time goes into compiling
+# its threads spin against XLA's and the other workers'
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# most of the time goes into compiling
+os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")
 
 import jax
 import jaxtyping
@@ -22,7 +24,8 @@ jaxtyping.install_import_hook("mcmcpost", "beartype.beartype")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Keep compiled programs with pytest's own cache: the slow tests use many of the others', a second run all."""
+    """Keep compiled programs with pytest's own cache: the slow tests use many of the others', a
+    second run all."""
     if not config.pluginmanager.hasplugin("cacheprovider"):
         return
     jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir("jax")))
@@ -30,15 +33,20 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the tests on other samplers' packages alone where they are deselected: importing those takes seconds."""
+    """Leave the tests on other samplers' packages alone where they are deselected: importing those
+    takes seconds."""
     return (
-        True if collection_path.name.startswith("test_interop_") and "not interop" in config.option.markexpr else None
+        True
+        if collection_path.name.startswith("test_interop_")
+        and "not interop" in config.option.markexpr
+        else None
     )
 
 
 @pytest.fixture(scope="module", autouse=True)
 def few_programs() -> Iterator[None]:
-    """Forget compiled programs before they take all memory maps that Linux allows a process (65,530): XLA crashes then.
+    """Forget compiled programs before they take all memory maps that Linux allows a process
+    (65,530): XLA crashes then.
 
     What is needed again is read from the cache of `pytest_configure`.
     """
@@ -65,7 +73,8 @@ def rng(seed: int) -> np.random.Generator:
 
 @pytest.fixture
 def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Leave types and shapes unchecked: for hundreds of replications of calls that other tests make with checks."""
+    """Leave types and shapes unchecked: for hundreds of replications of calls that other tests make
+    with checks."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -77,8 +86,11 @@ def rank_promotion() -> Iterator[None]:
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Callable[..., Done]:
-    """Run the program in this process, from an empty folder, without the user's compilation cache."""
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Callable[..., Done]:
+    """Run the program in this process, from an empty folder, without the user's compilation
+    cache."""
     from mcmcpost.app import command_line as cli
 
     (tmp_path / "cwd").mkdir()

@@ -11,7 +11,8 @@ LOADING = {"src", "srcset", "href", "xlink:href", "poster", "data", "action", "b
 class Reading(HTMLParser):
     """What a report holds: `problems` of nesting, accessibility and loading, and `text` by element.
 
-    tags : every start tag with its attributes. ids : every id. text_of : the first text of an element by its id.
+    tags : every start tag with its attributes. ids : every id. text_of : the first text of an
+        element by its id.
     script : the text of the scripts.
     """
 
@@ -64,7 +65,9 @@ class Reading(HTMLParser):
         self.ids += [value or "" for name, value in attrs if name == "id"]
 
     def _check(self) -> None:
-        self.problems += [f"id {name} twice" for name in sorted({i for i in self.ids if self.ids.count(i) > 1})]
+        self.problems += [
+            f"id {name} twice" for name in sorted({i for i in self.ids if self.ids.count(i) > 1})
+        ]
         for tag, attrs in self.tags:
             for name, value in attrs.items():
                 text = value or ""
@@ -76,7 +79,11 @@ class Reading(HTMLParser):
                     self.problems.append(f"<{tag}> has a script in {name}")
                 if name in ("aria-labelledby", "aria-describedby"):
                     self.problems += [f"no element {i}" for i in text.split() if i not in self.ids]
-                if text.startswith("#") and name in ("href", "xlink:href") and text[1:] not in self.ids:
+                if (
+                    text.startswith("#")
+                    and name in ("href", "xlink:href")
+                    and text[1:] not in self.ids
+                ):
                     self.problems.append(f"no target {text}")
             if tag == "img" and "alt" not in attrs:
                 self.problems.append("an image without alternative text")
@@ -84,21 +91,34 @@ class Reading(HTMLParser):
                 self.problems.append("a drawing without alternative text")
             if tag == "th" and attrs.get("scope") not in ("row", "col"):
                 self.problems.append("a header without scope")
-            if tag in ("iframe", "object", "embed") or (tag == "script" and not self._allowed(attrs)):
+            if tag in ("iframe", "object", "embed") or (
+                tag == "script" and not self._allowed(attrs)
+            ):
                 self.problems.append(f"a <{tag}>")
         regions = [
             attrs.get("aria-label") or self.text_of.get(attrs.get("aria-labelledby") or "", "")
             for tag, attrs in self.tags
             if attrs.get("role", tag) in ("section", "region", "nav")
         ]
-        self.problems += [f"two landmarks named {n!r}" for n in sorted(set(regions)) if regions.count(n) > 1]
+        self.problems += [
+            f"two landmarks named {n!r}" for n in sorted(set(regions)) if regions.count(n) > 1
+        ]
         levels = [int(tag[1]) for tag, _ in self.tags if tag in ("h1", "h2", "h3", "h4")]
         if levels[:1] != [1] or levels.count(1) != 1:
             self.problems.append(f"heading levels {levels}")
-        self.problems += [f"no <{tag}>" for tag in ("main", "nav", "header", "footer") if tag not in dict(self.tags)]
+        self.problems += [
+            f"no <{tag}>"
+            for tag in ("main", "nav", "header", "footer")
+            if tag not in dict(self.tags)
+        ]
 
     def _allowed(self, attrs: dict[str, str | None]) -> bool:
-        """Return whether the policy of the document names the hash of its scripts, which is then only one."""
-        policies = [a.get("content") or "" for _, a in self.tags if a.get("http-equiv") == "Content-Security-Policy"]
+        """Return whether the policy of the document names the hash of its scripts, which is then
+        only one."""
+        policies = [
+            a.get("content") or ""
+            for _, a in self.tags
+            if a.get("http-equiv") == "Content-Security-Policy"
+        ]
         digest = base64.b64encode(hashlib.sha256(self.script.encode()).digest()).decode()
         return not attrs and any(f"script-src 'sha256-{digest}'" in policy for policy in policies)

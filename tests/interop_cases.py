@@ -1,4 +1,5 @@
-"""A small posterior that other packages have sampled too, where the files are that they wrote, and a changepoint."""
+"""A small posterior that other packages have sampled too, where the files are that they wrote, and
+a changepoint."""
 
 from pathlib import Path
 
@@ -24,7 +25,8 @@ PLACES = np.arange(1, len(COUNTS))
 
 
 def changepoint(counts):
-    """Counts with one rate before the place `tau` and another from there on: given `tau` the rates are gamma."""
+    """Counts with one rate before the place `tau` and another from there on: given `tau` the rates
+    are gamma."""
     rate = numpyro.sample("rate", dist.Gamma(2.0 * jnp.ones(2), 0.5).to_event(1))
     tau = numpyro.sample("tau", dist.DiscreteUniform(1, len(counts) - 1))
     now = numpyro.deterministic("now", jnp.where(jnp.arange(len(counts)) < tau, rate[0], rate[1]))
@@ -44,11 +46,15 @@ def changepoint_truth():
     means = SHAPES / RATES
     before = np.arange(len(COUNTS)) < PLACES[:, None]
     now = np.where(before, means[:, :1], means[:, 1:])
-    return {name: PROBABILITIES @ values for name, values in (("rate", means), ("tau", PLACES), ("now", now))}
+    return {
+        name: PROBABILITIES @ values
+        for name, values in (("rate", means), ("tau", PLACES), ("now", now))
+    }
 
 
 def changepoint_chains(rng, chains, draws):
-    """Return exact Gibbs chains that start in the posterior: rates given `tau`, `tau` given the rates."""
+    """Return exact Gibbs chains that start in the posterior: rates given `tau`, `tau` given the
+    rates."""
     tau = rng.choice(PLACES, size=chains, p=PROBABILITIES)
     rates, taus = np.empty((chains, draws, 2)), np.empty((chains, draws), int)
     sums = SHAPES - 2

@@ -1,4 +1,5 @@
-"""One table of kernels for every test; a concrete kernel that is missing here fails `test_kernels`."""
+"""One table of kernels for every test; a concrete kernel that is missing here fails
+`test_kernels`."""
 
 import inspect
 
@@ -52,5 +53,9 @@ def concrete_kernels() -> set[type[AbstractKernel]]:
     while pending:
         subclasses = pending.pop().__subclasses__()
         pending.extend(subclasses)
-        found.update(c for c in subclasses if not inspect.isabstract(c) and c.__module__.startswith("mcmcpost"))
+        found.update(
+            c
+            for c in subclasses
+            if not inspect.isabstract(c) and c.__module__.startswith("mcmcpost")
+        )
     return found

@@ -8,7 +8,8 @@ from mcmcpost.evidence import Ladder, make_ladder, power_ladder
 
 
 class GaussianPath(NamedTuple):
-    """Prior N(0, I), one observation `centre` ~ N(x, noise²): everything along the path is closed form."""
+    """Prior N(0, I), one observation `centre` ~ N(x, noise²): everything along the path is closed
+    form."""
 
     centre: np.ndarray
     noise: float
@@ -22,7 +23,11 @@ class GaussianPath(NamedTuple):
         """Return log ∫ p(y|x)^t p(x) dx."""
         d, square = len(self.centre), self.centre @ self.centre
         constant = -0.5 * d * np.log(2 * np.pi * self.noise**2)
-        return t * constant - 0.5 * d * np.log1p(t / self.noise**2) - 0.5 * square * t / (self.noise**2 + t)
+        return (
+            t * constant
+            - 0.5 * d * np.log1p(t / self.noise**2)
+            - 0.5 * square * t / (self.noise**2 + t)
+        )
 
     def log_likelihood_moments(self, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return μ(t) and v(t) of the log likelihood."""
@@ -32,18 +37,23 @@ class GaussianPath(NamedTuple):
         mu = -0.5 * d * np.log(2 * np.pi * self.noise**2) - 0.5 * (d * sd**2 + gap) / self.noise**2
         return mu, (0.5 * d * sd**4 + sd**2 * gap) / self.noise**4
 
-    def ladder(self, rng: np.random.Generator, num_draws: int, temperatures: np.ndarray, chains: int = 1) -> Ladder:
+    def ladder(
+        self, rng: np.random.Generator, num_draws: int, temperatures: np.ndarray, chains: int = 1
+    ) -> Ladder:
         """Return iid draws of every power posterior."""
         mean, sd = self.moments(temperatures)
         x = mean + sd[:, None] * rng.normal(size=(chains, num_draws, *mean.shape))
         gap = x - self.centre
         d = len(self.centre)
-        values = -0.5 * (gap**2).sum(-1) / self.noise**2 - 0.5 * d * np.log(2 * np.pi * self.noise**2)
+        values = -0.5 * (gap**2).sum(-1) / self.noise**2 - 0.5 * d * np.log(
+            2 * np.pi * self.noise**2
+        )
         return make_ladder(temperatures, x, values, -gap / self.noise**2, -x)
 
 
 def short_ladder(rng: np.random.Generator) -> tuple[Ladder, GaussianPath]:
-    """Return a ladder in one dimension, of the shape of the command line's short runs, and its path."""
+    """Return a ladder in one dimension, of the shape of the command line's short runs, and its
+    path."""
     path = gaussian_path(1)
     return path.ladder(rng, 60, power_ladder(5, 4), chains=2), path
 

@@ -23,9 +23,14 @@ def normal_task(rng, size=12, integrand=smooth, chains=1):
 
 
 def related_tasks(rng, size=12, slope=2.0):
-    return {"a": normal_task(rng, size), "b": normal_task(rng, size, lambda x: slope * smooth(x) + 1.0)}
+    return {
+        "a": normal_task(rng, size),
+        "b": normal_task(rng, size, lambda x: slope * smooth(x) + 1.0),
+    }
 
 
 def joint_problem(tasks, **options):
     tasks = list(tasks)
-    return make_joint_problem([task.trace for task in tasks], [task.sample.values for task in tasks], **options)
+    return make_joint_problem(
+        [task.trace for task in tasks], [task.sample.values for task in tasks], **options
+    )

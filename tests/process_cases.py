@@ -7,8 +7,11 @@ import sys
 from pathlib import Path
 
 
-def run_processes(script: Path, number: int, *arguments: object, devices: int = 1, **environment: str) -> list[str]:
-    """Return what `number` processes of a script print; its last arguments are their number, its rank and a port."""
+def run_processes(
+    script: Path, number: int, *arguments: object, devices: int = 1, **environment: str
+) -> list[str]:
+    """Return what `number` processes of a script print; its last arguments are their number, its
+    rank and a port."""
     port = free_port()
     place = os.environ | {"JAX_NUM_CPU_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"} | environment
     running = [

@@ -1,11 +1,13 @@
-"""CPU seconds of ``mcmcpost reduce`` on a small trace: the first time, when its programs are compiled, and again.
+"""CPU seconds of ``mcmcpost reduce`` on a small trace: the first time, when its programs are
+compiled, and again.
 
     python -m benchmarks.cli.first_reduce
 
-4 × 1,000 draws of a banana in eight dimensions with its scores: u is autoregressive (lag-one correlation 0.5) and
-standard normal, x₁ = u₁, and xⱼ = uⱼ + 0.4(u₁² − 1). The quantities are the eight means and the 28 products of two
-coordinates, by ``auto``. Each run is a process of its own; the runs of one replication share a compilation cache that
-is empty before the first. ``imports`` are the seconds of importing what the command imports.
+4 × 1,000 draws of a banana in eight dimensions with its scores: u is autoregressive (lag-one
+correlation 0.5) and standard normal, x₁ = u₁, and xⱼ = uⱼ + 0.4(u₁² − 1). The quantities are the
+eight means and the 28 products of two coordinates, by ``auto``. Each run is a process of its own;
+the runs of one replication share a compilation cache that is empty before the first. ``imports``
+are the seconds of importing what the command imports.
 
 Targets: 15 s for the first run and 4 s for the second, on one core.
 """
@@ -40,11 +42,23 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / "trace.nc"
             mp.save_tree(banana(replication), path)
-            reduce = [*PROGRAM, "reduce", str(path), *(word for text in products for word in ("--expect", text))]
+            reduce = [
+                *PROGRAM,
+                "reduce",
+                str(path),
+                *(word for text in products for word in ("--expect", text)),
+            ]
             for name, command in (("imports", IMPORTS), ("first", reduce), ("second", reduce)):
                 found[name].append(cpu_seconds(command, folder))
-    rows = [{"run": name, "cpu_seconds": statistics.median(seconds)} for name, seconds in found.items()]
-    emit("first_reduce", "The first reduction of a small trace, and the second", rows, replications=replications)
+    rows = [
+        {"run": name, "cpu_seconds": statistics.median(seconds)} for name, seconds in found.items()
+    ]
+    emit(
+        "first_reduce",
+        "The first reduction of a small trace, and the second",
+        rows,
+        replications=replications,
+    )
 
 
 def banana(seed: int) -> xarray.DataTree:
@@ -65,7 +79,9 @@ def cpu_seconds(command: list[str], cache: str) -> float:
     environment = os.environ | {"XDG_CACHE_HOME": cache, "OPENBLAS_NUM_THREADS": "1"}
     subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=True)
     after = os.times()
-    return after.children_user + after.children_system - before.children_user - before.children_system
+    return (
+        after.children_user + after.children_system - before.children_user - before.children_system
+    )
 
 
 if __name__ == "__main__":

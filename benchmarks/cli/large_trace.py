@@ -3,10 +3,11 @@
     python -m benchmarks.cli.large_trace
     python -m benchmarks.cli.large_trace --draws 420000 --methods zv1 --limit 1800 --name _2gb
 
-A correlated Gaussian in 50 dimensions, 4 chains of 25,000 autoregressive draws (lag-one correlation 0.5) with their
-scores, 120 MB on disk with the constrained values; 420,000 draws are 2 GB. Each command is a process of its own with an
-empty compilation cache. Peak memory: ``private``, which only swapping could free, and ``resident``, which counts
-pages of files too. ``limit`` marks a command that was stopped.
+A correlated Gaussian in 50 dimensions, 4 chains of 25,000 autoregressive draws (lag-one correlation
+0.5) with their scores, 120 MB on disk with the constrained values; 420,000 draws are 2 GB. Each
+command is a process of its own with an empty compilation cache. Peak memory: ``private``, which
+only swapping could free, and ``resident``, which counts pages of files too. ``limit`` marks a
+command that was stopped.
 """
 
 import os
@@ -44,8 +45,17 @@ def main() -> None:
         for method in args.methods:
             for command in ("reduce", "report"):
                 extra = ["-o", str(Path(folder) / f"{method}.html")] if command == "report" else []
-                rows.append(measure(command, method, [str(path), "--method", method, *extra], folder, args.limit))
-                settings = {"chains": CHAINS, "draws": args.draws, "dimension": args.dimension, "file_megabytes": size}
+                rows.append(
+                    measure(
+                        command, method, [str(path), "--method", method, *extra], folder, args.limit
+                    )
+                )
+                settings = {
+                    "chains": CHAINS,
+                    "draws": args.draws,
+                    "dimension": args.dimension,
+                    "file_megabytes": size,
+                }
                 emit("large_trace" + args.name, TITLE, rows, final=False, **settings)
     emit("large_trace" + args.name, TITLE, rows, **settings)
 
@@ -60,7 +70,9 @@ def gaussian_trace(draws: int, dimension: int, seed: int = 0) -> Any:
     return mp.from_arrays(z @ lower.T, -z @ np.linalg.inv(lower))
 
 
-def measure(command: str, method: str, arguments: list[str], folder: str, limit: float) -> dict[str, Any]:
+def measure(
+    command: str, method: str, arguments: list[str], folder: str, limit: float
+) -> dict[str, Any]:
     """Run one command and return its wall time, processor time and peak memory."""
     cache = tempfile.mkdtemp(dir=folder)
     start = time.perf_counter()

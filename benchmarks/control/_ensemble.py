@@ -1,8 +1,10 @@
-"""Ensembles of least-squares control variates over random subsets of coordinates, a rival of `Structured`.
+"""Ensembles of least-squares control variates over random subsets of coordinates, a rival of
+`Structured`.
 
-Nguyen, Drovandi and South (2025, Ensemble Control Variates, arXiv:2509.01091) average zero-variance control variates by
-least squares, each of some features. How many members there are, and how large, is chosen here by the draws and the
-time of the structured fits. Members are averaged with equal weights.
+Nguyen, Drovandi and South (2025, Ensemble Control Variates, arXiv:2509.01091) average zero-variance
+control variates by least squares, each of some features. How many members there are, and how large,
+is chosen here by the draws and the time of the structured fits. Members are averaged with equal
+weights.
 """
 
 from typing import NamedTuple
@@ -24,8 +26,8 @@ JITTER = 1e-11
 class Ensemble(AbstractControlVariate):
     """Average the quadratic control variates of random subsets of the coordinates.
 
-    A member is fitted by least squares to all linear and quadratic features of its subset, which is as large as
-    `num_features` and the draws allow.
+    A member is fitted by least squares to all linear and quadratic features of its subset, which is
+    as large as `num_features` and the draws allow.
 
     num_members : of the ensemble. num_features : of a member, at most.
     linear : whether every member has the linear features of all coordinates too.
@@ -40,26 +42,38 @@ class Ensemble(AbstractControlVariate):
         return "Ensemble()"
 
     def crossfit(self, problem: Problem) -> FoldFit:
-        """Fit every member to all integrands at once, and average them, their held-out parts and their refits."""
+        """Fit every member to all integrands at once, and average them, their held-out parts and
+        their refits."""
         problem = problem.unrotated()
         d, p = problem.draws.shape[1], problem.values.shape[1]
         most = min(self.num_features, problem.folds.num_train // DRAWS_PER_FEATURE)
-        sizes = [size for size in range(1, d + 1) if len(pairs(np.arange(size), d, self.linear)[0]) < most]
+        sizes = [
+            size
+            for size in range(1, d + 1)
+            if len(pairs(np.arange(size), d, self.linear)[0]) < most
+        ]
         rng = np.random.default_rng(d)
         total = None
         for _ in range(self.num_members):
             own = np.sort(rng.permutation(d)[: sizes[-1]])
             member = fit_member(problem, *pairs(own, d, self.linear))
-            total = member if total is None else Member(*(a + b for a, b in zip(total, member, strict=True)))
+            total = (
+                member
+                if total is None
+                else Member(*(a + b for a, b in zip(total, member, strict=True)))
+            )
         assert total is not None
         mean, control, without_fold, halves = (part / self.num_members for part in total)
         refits = Refits(without_fold, halves, Refits.none(*without_fold.shape).quarters)
         info = {"num_coordinates": sizes[-1]}
-        return FoldFit(mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info)
+        return FoldFit(
+            mean, control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (self.label,) * p, info
+        )
 
 
 class Member(NamedTuple):
-    """The means of a least-squares fit, its held-out control variates, and its means without some folds."""
+    """The means of a least-squares fit, its held-out control variates, and its means without some
+    folds."""
 
     mean: Float[np.ndarray, " p"]
     control: Float[np.ndarray, "m p"]
@@ -67,15 +81,20 @@ class Member(NamedTuple):
     halves: Float[np.ndarray, "h p"]
 
 
-def pairs(own: Int[np.ndarray, " a"], d: int, linear: bool) -> tuple[Int[np.ndarray, " q"], Int[np.ndarray, " q"]]:
+def pairs(
+    own: Int[np.ndarray, " a"], d: int, linear: bool
+) -> tuple[Int[np.ndarray, " q"], Int[np.ndarray, " q"]]:
     """Return the features of a subset as pairs of coordinates; coordinate d is the constant one."""
     first, second = np.triu_indices(len(own))
     one = np.arange(d) if linear else own
     return np.concatenate([np.full(len(one), d), own[first]]), np.concatenate([one, own[second]])
 
 
-def fit_member(problem: Problem, first: Int[np.ndarray, " q"], second: Int[np.ndarray, " q"]) -> Member:
-    """Return the least-squares fit on the features u_i s_j + u_j s_i + 2·1(i=j) of some pairs, by normal equations."""
+def fit_member(
+    problem: Problem, first: Int[np.ndarray, " q"], second: Int[np.ndarray, " q"]
+) -> Member:
+    """Return the least-squares fit on the features u_i s_j + u_j s_i + 2·1(i=j) of some pairs, by
+    normal equations."""
     m, k = problem.num_states, problem.folds.num_folds
     root, one = np.sqrt(problem.counts[:m, None]), np.ones((m, 1))
     u = np.concatenate([problem.draws[:m], one], axis=1)
@@ -91,7 +110,9 @@ def fit_member(problem: Problem, first: Int[np.ndarray, " q"], second: Int[np.nd
 
     def solved(kept: Bool[np.ndarray, " k"]) -> Float[np.ndarray, "q p"]:
         gram = np.tensordot(kept, grams, 1) + JITTER * np.eye(len(norm))
-        return scipy.linalg.solve(gram, np.tensordot(kept, moments, 1), assume_a="pos", overwrite_a=True)
+        return scipy.linalg.solve(
+            gram, np.tensordot(kept, moments, 1), assume_a="pos", overwrite_a=True
+        )
 
     control, without_fold = np.zeros(problem.values.shape), []
     for fold, block in enumerate(blocks):
@@ -99,4 +120,6 @@ def fit_member(problem: Problem, first: Int[np.ndarray, " q"], second: Int[np.nd
         control[block] = design[block, 1:] @ theta[1:] / root[block]
         without_fold.append(theta[0] / norm[0])
     halves = [solved(half)[0] / norm[0] for half in Subsets.of(k).halves]
-    return Member(solved(np.ones(k, bool))[0] / norm[0], control, np.array(without_fold), np.array(halves))
+    return Member(
+        solved(np.ones(k, bool))[0] / norm[0], control, np.array(without_fold), np.array(halves)
+    )

@@ -1,10 +1,11 @@
-"""Posteriors of 50 to 500 parameters, sampled by NUTS: replications of 4 × 1,000 draws, and the truth from all of them.
+"""Posteriors of 50 to 500 parameters, sampled by NUTS: replications of 4 × 1,000 draws, and the
+truth from all of them.
 
     python -m benchmarks.control._hierarchical_models [--models NAME ...]
 
-Every model has 40 chains; four of them and one thousand draws of each are a replication. The truth is a linear control
-variate on all draws, in the coordinates of the sampler. Chains are kept in ``.cache``; delete the file after a change
-of a model.
+Every model has 40 chains; four of them and one thousand draws of each are a replication. The truth
+is a linear control variate on all draws, in the coordinates of the sampler. Chains are kept in
+``.cache``; delete the file after a change of a model.
 """
 
 import argparse
@@ -28,7 +29,8 @@ CHAINS, EACH, DRAWS = 40, 4, 1_000
 
 
 class Model(NamedTuple):
-    """A program without arguments, the draws of each chain, the quantities of one draw, and the warm-up.
+    """A program without arguments, the draws of each chain, the quantities of one draw, and the
+    warm-up.
 
     inverse_mass : (d, d) of NUTS, which is then not adapted; by default a diagonal one is.
     """
@@ -41,7 +43,8 @@ class Model(NamedTuple):
 
 
 def varying_slopes(num_groups: int = 80, each: int = 8) -> Model:
-    """Varying intercepts and slopes of 80 groups, non-centred: 166 parameters, the target of TARGETS.md."""
+    """Varying intercepts and slopes of 80 groups, non-centred: 166 parameters, the target of
+    TARGETS.md."""
     rng = np.random.default_rng(1)
     group = np.repeat(np.arange(num_groups), each)
     x, w = rng.normal(size=num_groups * each), rng.normal(size=num_groups)
@@ -51,9 +54,15 @@ def varying_slopes(num_groups: int = 80, each: int = 8) -> Model:
     group, x, w = jnp.asarray(group), jnp.asarray(x), jnp.asarray(w)
 
     def program() -> None:
-        mu_a, gamma = numpyro.sample("mu_a", dist.Normal(0, 5)), numpyro.sample("gamma", dist.Normal(0, 2))
+        mu_a, gamma = (
+            numpyro.sample("mu_a", dist.Normal(0, 5)),
+            numpyro.sample("gamma", dist.Normal(0, 2)),
+        )
         mu_b = numpyro.sample("mu_b", dist.Normal(0, 2))
-        tau_a, tau_b = numpyro.sample("tau_a", dist.HalfNormal(1)), numpyro.sample("tau_b", dist.HalfNormal(1))
+        tau_a, tau_b = (
+            numpyro.sample("tau_a", dist.HalfNormal(1)),
+            numpyro.sample("tau_b", dist.HalfNormal(1)),
+        )
         sigma = numpyro.sample("sigma", dist.HalfNormal(2))
         with numpyro.plate("group", num_groups):
             za, zb = numpyro.sample("za", dist.Normal()), numpyro.sample("zb", dist.Normal())
@@ -70,9 +79,11 @@ def varying_slopes(num_groups: int = 80, each: int = 8) -> Model:
 
 
 def logistic(d: int, each: int = 4, laplace: bool = False) -> Model:
-    """Logistic regression on 4 rows, or `each`, for a coefficient, whose covariates are correlated by a half.
+    """Logistic regression on 4 rows, or `each`, for a coefficient, whose covariates are correlated
+    by a half.
 
-    laplace : sample with the covariance at the mode as inverse mass, which takes a tenth of the gradients.
+    laplace : sample with the covariance at the mode as inverse mass, which takes a tenth of the
+        gradients.
     """
     rng = np.random.default_rng(d)
     rows = each * d
@@ -83,14 +94,20 @@ def logistic(d: int, each: int = 4, laplace: bool = False) -> Model:
 
     def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         b = site["beta"]
-        return {"beta[1]": b[0], "beta[d]": b[-1], "beta[1]²": b[0] ** 2, "p(x₁)": jax.nn.sigmoid(first @ b)}
+        return {
+            "beta[1]": b[0],
+            "beta[d]": b[-1],
+            "beta[1]²": b[0] ** 2,
+            "p(x₁)": jax.nn.sigmoid(first @ b),
+        }
 
     inverse_mass = _covariance_at_mode(x, y) if laplace else None
     return Model(functools.partial(logistic_model, x, y), DRAWS, quantities, 500, inverse_mass)
 
 
 def _covariance_at_mode(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Return the inverse Hessian (d, d) of a logistic regression with unit normal priors at its mode, by Newton."""
+    """Return the inverse Hessian (d, d) of a logistic regression with unit normal priors at its
+    mode, by Newton."""
     beta = np.zeros(x.shape[1])
     for _ in range(20):
         p = 1 / (1 + np.exp(-x @ beta))
@@ -100,7 +117,8 @@ def _covariance_at_mode(x: np.ndarray, y: np.ndarray) -> np.ndarray:
 
 
 def horseshoe(d: int = 100, rows: int = 100) -> Model:
-    """A regularised horseshoe (Piironen and Vehtari 2017) on 100 coefficients, five of them large: 202 parameters."""
+    """A regularised horseshoe (Piironen and Vehtari 2017) on 100 coefficients, five of them large:
+    202 parameters."""
     rng = np.random.default_rng(7)
     x = rng.normal(size=(rows, d))
     beta = np.where(np.arange(d) < 5, np.array([2.0, -2.0, 1.5, -1.5, 1.0])[np.arange(d) % 5], 0.0)
@@ -115,18 +133,28 @@ def horseshoe(d: int = 100, rows: int = 100) -> Model:
         sigma = numpyro.sample("sigma", dist.HalfNormal(2))
         tau = numpyro.sample("tau", dist.HalfNormal(0.1))
         with numpyro.plate("coefficient", d):
-            local, z = numpyro.sample("local", dist.HalfCauchy(1.0)), numpyro.sample("z", dist.Normal())
+            local, z = (
+                numpyro.sample("local", dist.HalfCauchy(1.0)),
+                numpyro.sample("z", dist.Normal()),
+            )
         numpyro.sample("y", dist.Normal(x @ coefficients(z, local, tau), sigma), obs=y)
 
     def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         b = coefficients(site["z"], site["local"], site["tau"])
-        return {"beta[1]": b[0], "beta[5]": b[4], "beta[50]": b[49], "sigma": site["sigma"], "tau": site["tau"]}
+        return {
+            "beta[1]": b[0],
+            "beta[5]": b[4],
+            "beta[50]": b[49],
+            "sigma": site["sigma"],
+            "tau": site["tau"],
+        }
 
     return Model(program, DRAWS, quantities)
 
 
 def radon(num_counties: int = 85) -> Model:
-    """Houses in counties of very different size, a floor and a county covariate, centred: 90 parameters."""
+    """Houses in counties of very different size, a floor and a county covariate, centred: 90
+    parameters."""
     rng = np.random.default_rng(3)
     size = np.maximum(1, np.round(np.exp(rng.normal(1.6, 1.1, num_counties)))).astype(int)
     county = np.repeat(np.arange(num_counties), size)
@@ -136,9 +164,15 @@ def radon(num_counties: int = 85) -> Model:
     county, floor, uranium = jnp.asarray(county), jnp.asarray(floor), jnp.asarray(uranium)
 
     def program() -> None:
-        mu, gamma = numpyro.sample("mu", dist.Normal(0, 5)), numpyro.sample("gamma", dist.Normal(0, 5))
+        mu, gamma = (
+            numpyro.sample("mu", dist.Normal(0, 5)),
+            numpyro.sample("gamma", dist.Normal(0, 5)),
+        )
         beta = numpyro.sample("beta", dist.Normal(0, 5))
-        tau, sigma = numpyro.sample("tau", dist.HalfNormal(1)), numpyro.sample("sigma", dist.HalfNormal(1))
+        tau, sigma = (
+            numpyro.sample("tau", dist.HalfNormal(1)),
+            numpyro.sample("sigma", dist.HalfNormal(1)),
+        )
         with numpyro.plate("county", num_counties):
             alpha = numpyro.sample("alpha", dist.Normal(mu + gamma * uranium, tau))
         numpyro.sample("y", dist.Normal(alpha[county] + beta * floor, sigma), obs=y)
@@ -147,7 +181,10 @@ def radon(num_counties: int = 85) -> Model:
 
     def quantities(site: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         named = {name: site[name] for name in ("mu", "gamma", "beta", "tau", "sigma")}
-        return named | {"alpha[small]": site["alpha"][smallest], "alpha[large]": site["alpha"][largest]}
+        return named | {
+            "alpha[small]": site["alpha"][smallest],
+            "alpha[large]": site["alpha"][largest],
+        }
 
     return Model(program, DRAWS, quantities)
 
@@ -170,7 +207,10 @@ def stochastic_volatility(length: int = 497) -> Model:
         return mu + sigma * jax.lax.associative_scan(combine, (factors, z.at[0].set(first)))[1]
 
     def program() -> None:
-        mu, sigma = numpyro.sample("mu", dist.Normal(0, 2)), numpyro.sample("sigma", dist.HalfNormal(0.5))
+        mu, sigma = (
+            numpyro.sample("mu", dist.Normal(0, 2)),
+            numpyro.sample("sigma", dist.HalfNormal(0.5)),
+        )
         phi = 2 * numpyro.sample("phi", dist.Beta(20, 1.5)) - 1
         z = numpyro.sample("z", dist.Normal().expand([length]).to_event(1))
         numpyro.sample("y", dist.Normal(0.0, jnp.exp(path(mu, phi, sigma, z) / 2)), obs=y)
@@ -214,7 +254,8 @@ def pool(name: str) -> Pool:
 
 
 def _replications(chains: np.ndarray) -> np.ndarray:
-    """Return (R, 4, 1000, d): blocks of draws of groups of chains, all groups' first blocks first."""
+    """Return (R, 4, 1000, d): blocks of draws of groups of chains, all groups' first blocks
+    first."""
     groups, blocks = len(chains) // EACH, chains.shape[1] // DRAWS
     parts = chains.reshape(groups, EACH, blocks, DRAWS, -1)
     return np.moveaxis(parts, 2, 0).reshape(groups * blocks, EACH, DRAWS, -1)
@@ -223,7 +264,10 @@ def _replications(chains: np.ndarray) -> np.ndarray:
 def _sampled(model: Model) -> dict[str, Any]:
     adapted = model.inverse_mass is None
     kernel = NUTS(
-        model.program, inverse_mass_matrix=model.inverse_mass, dense_mass=not adapted, adapt_mass_matrix=adapted
+        model.program,
+        inverse_mass_matrix=model.inverse_mass,
+        dense_mass=not adapted,
+        adapt_mass_matrix=adapted,
     )
     mcmc = MCMC(
         kernel,
@@ -261,7 +305,11 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     for name in parser.parse_args().models:
         kept = pool(name)
-        print(name, kept.draws.shape, dict(zip(kept.names, zip(kept.truth, kept.truth_mcse, strict=True), strict=True)))
+        print(
+            name,
+            kept.draws.shape,
+            dict(zip(kept.names, zip(kept.truth, kept.truth_mcse, strict=True), strict=True)),
+        )
 
 
 if __name__ == "__main__":

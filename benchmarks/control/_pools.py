@@ -1,4 +1,5 @@
-"""Posteriors that have to be sampled: many NUTS draws, cut into replications, with the truth from all of them."""
+"""Posteriors that have to be sampled: many NUTS draws, cut into replications, with the truth from
+all of them."""
 
 from typing import NamedTuple
 
@@ -18,9 +19,11 @@ CHAINS, DRAWS = 4, 125
 
 
 class Pool(NamedTuple):
-    """Replications of chains: draws, scores (R, c, n, d), values (R, c, n, p), names and truths with their errors.
+    """Replications of chains: draws, scores (R, c, n, d), values (R, c, n, p), names and truths
+    with their errors.
 
-    parameters : (d,) labels of the coordinates, from which the structure of a model is found; None where it has none.
+    parameters : (d,) labels of the coordinates, from which the structure of a model is found; None
+        where it has none.
     """
 
     draws: np.ndarray
@@ -37,11 +40,14 @@ class Pool(NamedTuple):
 
 def logistic_model(covariates: np.ndarray, outcome: np.ndarray) -> None:
     beta = numpyro.sample("beta", dist.Normal(0.0, 1.0).expand([covariates.shape[1]]).to_event(1))
-    numpyro.sample("y", dist.Bernoulli(logits=jnp.asarray(covariates) @ beta), obs=jnp.asarray(outcome))
+    numpyro.sample(
+        "y", dist.Bernoulli(logits=jnp.asarray(covariates) @ beta), obs=jnp.asarray(outcome)
+    )
 
 
 def logistic(replications: int) -> Pool:
-    """Return a 20-dimensional logistic regression on 200 rows; every replication has its own four chains."""
+    """Return a 20-dimensional logistic regression on 200 rows; every replication has its own four
+    chains."""
     rng = np.random.default_rng(20)
     covariates = rng.standard_normal((200, 20))
     outcome = rng.random(200) < 1 / (1 + np.exp(-covariates @ rng.normal(0, 0.7, 20)))
@@ -72,15 +78,20 @@ def eight_schools(replications: int) -> Pool:
     draws, scores, values = _eight_schools.nuts_replicates(replications, CHAINS, 200, DRAWS)
     names = ("theta1", "exp(.1mu)", "1(mu>5)")
     truth = np.array([_eight_schools.TRUTHS[name] for name in names])
-    return Pool(draws, scores, np.stack([values[name] for name in names], -1), names, truth, np.zeros(3))
+    return Pool(
+        draws, scores, np.stack([values[name] for name in names], -1), names, truth, np.zeros(3)
+    )
 
 
 def lotka_volterra_pool(replications: int) -> Pool:
-    """Return blocks of 20 long chains of the hare–lynx posterior, the paper's priors; the truth by degree 3."""
+    """Return blocks of 20 long chains of the hare–lynx posterior, the paper's priors; the truth by
+    degree 3."""
     chains = 20
     groups = chains // CHAINS
     blocks = -(-replications // groups)
-    draws, scores = sample_lotka_volterra(jax.random.key(1912), chains, 500, max(blocks, 20) * DRAWS)
+    draws, scores = sample_lotka_volterra(
+        jax.random.key(1912), chains, 500, max(blocks, 20) * DRAWS
+    )
     values, names = _lotka_volterra_values(draws)
     found = mp.expectation(mp.from_arrays(draws, scores), values, "zv3")
 
@@ -99,10 +110,14 @@ def sample_lotka_volterra(
     site = mcmc.get_samples(group_by_chain=True)
     grad = mcmc.get_extra_fields(group_by_chain=True)["z_grad"]
     order = list(lotka_volterra.init("paper"))
-    return np.stack([site[name] for name in order], -1), -np.stack([grad[name] for name in order], -1)
+    return np.stack([site[name] for name in order], -1), -np.stack(
+        [grad[name] for name in order], -1
+    )
 
 
-def run_lotka_volterra(key: jax.Array, num_chains: int, num_warmup: int, num_draws: int, priors: str) -> MCMC:
+def run_lotka_volterra(
+    key: jax.Array, num_chains: int, num_warmup: int, num_draws: int, priors: str
+) -> MCMC:
     """Run NUTS with a dense mass matrix, chains in lockstep, started within 0.05 of the mode."""
     start_key, chain_key = jax.random.split(key)
     data = lotka_volterra.data(priors)
@@ -122,7 +137,9 @@ def run_lotka_volterra(key: jax.Array, num_chains: int, num_warmup: int, num_dra
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(chain_key, extra_fields=("z_grad", "diverging", "num_steps"), init_params=starts, **data)
+    mcmc.run(
+        chain_key, extra_fields=("z_grad", "diverging", "num_steps"), init_params=starts, **data
+    )
     return mcmc
 
 
@@ -134,6 +151,12 @@ def _lotka_volterra_values(draws: np.ndarray) -> tuple[np.ndarray, tuple[str, ..
         return jnp.stack([found["prey[1914.0]"], found["alpha"]])
 
     solve = jax.jit(lambda flat: jax.lax.map(one, flat, batch_size=512))
-    found = np.asarray(solve(jnp.asarray(draws.reshape(-1, draws.shape[-1])))).reshape(*draws.shape[:2], 2)
+    found = np.asarray(solve(jnp.asarray(draws.reshape(-1, draws.shape[-1])))).reshape(
+        *draws.shape[:2], 2
+    )
     above = (draws[..., 0] > np.log(0.55)).astype(float)
-    return np.concatenate([found, above[..., None]], -1), ("prey[1914.0]", "exp(log alpha)", "1(alpha>.55)")
+    return np.concatenate([found, above[..., None]], -1), (
+        "prey[1914.0]",
+        "exp(log alpha)",
+        "1(alpha>.55)",
+    )

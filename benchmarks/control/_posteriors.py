@@ -1,4 +1,5 @@
-"""Posteriors as PyMC programs, with what their quantities are: those of the benchmarks `costs` and `structure`."""
+"""Posteriors as PyMC programs, with what their quantities are: those of the benchmarks `costs` and
+`structure`."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +17,8 @@ GLOBALS, SCALES, LOCALS = "globals", "scales", "locals"
 
 
 class Radon(NamedTuple):
-    """Log radon of 919 houses in 85 counties, made up: the counties' uranium, and whether a floor is a basement."""
+    """Log radon of 919 houses in 85 counties, made up: the counties' uranium, and whether a floor
+    is a basement."""
 
     county: np.ndarray
     floor: np.ndarray
@@ -58,8 +60,8 @@ def radon() -> "pymc.Model":
 def radon_centred() -> "pymc.Model":
     """The program of `radon`, centred: 177 parameters.
 
-    Houses differ less within a county than there: with the same data chains of 1,000 draws have 26 effective ones of
-    the correlation, as nobody would use this parametrization then.
+    Houses differ less within a county than there: with the same data chains of 1,000 draws have 26
+    effective ones of the correlation, as nobody would use this parametrization then.
     """
     import pymc as pm
 
@@ -112,7 +114,8 @@ def crossed(num_items: int = 40, num_raters: int = 25) -> "pymc.Model":
 
 
 def nested(num_regions: int = 10, each: int = 4, pupils: int = 15) -> "pymc.Model":
-    """Marks of 600 pupils, 40 schools, 10 regions: intercepts of regions and schools, non-centred, 55 parameters."""
+    """Marks of 600 pupils, 40 schools, 10 regions: intercepts of regions and schools, non-centred,
+    55 parameters."""
     import pymc as pm
 
     rng = np.random.default_rng(8)
@@ -127,7 +130,10 @@ def nested(num_regions: int = 10, each: int = 4, pupils: int = 15) -> "pymc.Mode
         intercept, slope = pm.Normal("intercept", 0, 5), pm.Normal("slope", 0, 2)
         sd_region, sd_school = pm.HalfNormal("sd_region", 1), pm.HalfNormal("sd_school", 1)
         sigma = pm.HalfNormal("sigma", 2)
-        z_region, z_school = pm.Normal("z_region", 0, 1, dims="region"), pm.Normal("z_school", 0, 1, dims="school")
+        z_region, z_school = (
+            pm.Normal("z_region", 0, 1, dims="region"),
+            pm.Normal("z_school", 0, 1, dims="school"),
+        )
         a = pm.Deterministic("a", sd_region * z_region, dims="region")
         b = pm.Deterministic("b", a[region] + sd_school * z_school, dims="school")
         pm.Normal("y", intercept + slope * x + b[school], sigma, observed=y)
@@ -152,13 +158,22 @@ def autoregression(length: int = 80) -> "pymc.Model":
         tau, sigma = pm.HalfNormal("tau", 1), pm.HalfNormal("sigma", 1)
         start = pm.Normal.dist(mean, tau / pm.math.sqrt(1 - phi**2))
         rho = pm.math.stack([mean * (1 - phi), phi])
-        level = pm.AR("level", rho=rho, sigma=tau, init_dist=start, constant=True, steps=length - 1, dims="time")
+        level = pm.AR(
+            "level",
+            rho=rho,
+            sigma=tau,
+            init_dist=start,
+            constant=True,
+            steps=length - 1,
+            dims="time",
+        )
         pm.Normal("y", level[:, None], sigma, observed=y)
     return model
 
 
 def item_response(num_persons: int = 60, num_items: int = 12) -> "pymc.Model":
-    """The answers of 60 persons to 12 items that differ in difficulty and discrimination: 88 parameters."""
+    """The answers of 60 persons to 12 items that differ in difficulty and discrimination: 88
+    parameters."""
     import pymc as pm
 
     rng = np.random.default_rng(10)
@@ -178,7 +193,8 @@ def item_response(num_persons: int = 60, num_items: int = 12) -> "pymc.Model":
 
 
 def horseshoe(num_coefficients: int = 30, rows: int = 100) -> "pymc.Model":
-    """A regularised horseshoe (Piironen and Vehtari 2017), 5 of 30 coefficients large, non-centred: 63 parameters."""
+    """A regularised horseshoe (Piironen and Vehtari 2017), 5 of 30 coefficients large, non-centred:
+    63 parameters."""
     import pymc as pm
 
     rng = np.random.default_rng(11)
@@ -188,7 +204,10 @@ def horseshoe(num_coefficients: int = 30, rows: int = 100) -> "pymc.Model":
     with pm.Model(coords={"coefficient": np.arange(num_coefficients)}) as model:
         intercept, sigma = pm.Normal("intercept", 0, 2), pm.HalfNormal("sigma", 2)
         tau = pm.HalfNormal("tau", 0.2)
-        local, z = pm.HalfStudentT("local", nu=3, sigma=1, dims="coefficient"), pm.Normal("z", 0, 1, dims="coefficient")
+        local, z = (
+            pm.HalfStudentT("local", nu=3, sigma=1, dims="coefficient"),
+            pm.Normal("z", 0, 1, dims="coefficient"),
+        )
         shrunk = tau * local * slab / pm.math.sqrt(slab**2 + (tau * local) ** 2)
         beta = pm.Deterministic("beta", z * shrunk, dims="coefficient")
         pm.Normal("y", intercept + pm.math.dot(x, beta), sigma, observed=y)
@@ -196,17 +215,20 @@ def horseshoe(num_coefficients: int = 30, rows: int = 100) -> "pymc.Model":
 
 
 def gaussian_process(length: int = 50) -> "pymc.Model":
-    """A smooth curve at 50 times of a year with noise, whitened, its three scales unknown: 54 parameters.
+    """A smooth curve at 50 times of a year with noise, whitened, its three scales unknown: 54
+    parameters.
 
-    The covariance of places on a circle is diagonal in sines and cosines, so that no factor has to be computed at each
-    gradient: twenty times as fast as with the Cholesky factor of places on a line.
+    The covariance of places on a circle is diagonal in sines and cosines, so that no factor has to
+    be computed at each gradient: twenty times as fast as with the Cholesky factor of places on a
+    line.
     """
     import pymc as pm
 
     rng = np.random.default_rng(12)
     frequency = (np.arange(length) + 1) // 2
     angle = 2 * np.pi * np.arange(length)[:, None] / length * frequency
-    # orthogonal: the constant, pairs of a cosine and a sine, and the alternating sign of the highest frequency
+    # orthogonal: the constant, pairs of a cosine and a sine, and the alternating sign of the
+    # highest frequency
     basis = np.sqrt(2) * np.where(np.arange(length) % 2, np.cos(angle), np.sin(angle))
     basis[:, 0], basis[:, -1] = 1.0, np.cos(angle[:, -1])
 
@@ -225,7 +247,8 @@ def gaussian_process(length: int = 50) -> "pymc.Model":
 
 
 def spatial(num_rows: int = 6, num_columns: int = 8) -> "pymc.Model":
-    """Counts on a grid of 6 × 8 cells, their log rates an intrinsic CAR field and a covariate: 51 parameters."""
+    """Counts on a grid of 6 × 8 cells, their log rates an intrinsic CAR field and a covariate: 51
+    parameters."""
     import pymc as pm
 
     rng = np.random.default_rng(13)
@@ -244,18 +267,23 @@ def spatial(num_rows: int = 6, num_columns: int = 8) -> "pymc.Model":
 
 
 def interaction(num_items: int = 12, num_raters: int = 15, each: int = 2) -> "pymc.Model":
-    """Marks of 12 items by 15 raters, two of each pair, with an effect of every pair: 212 parameters."""
+    """Marks of 12 items by 15 raters, two of each pair, with an effect of every pair: 212
+    parameters."""
     import pymc as pm
 
     rng = np.random.default_rng(14)
-    item, rater = (np.repeat(axis, each) for axis in np.indices((num_items, num_raters)).reshape(2, -1))
+    item, rater = (
+        np.repeat(axis, each) for axis in np.indices((num_items, num_raters)).reshape(2, -1)
+    )
     a, b = rng.normal(1.0, 0.6, num_items), rng.normal(0, 0.5, num_raters)
     both = rng.normal(0, 0.5, (num_items, num_raters))
     y = a[item] + b[rater] + both[item, rater] + rng.normal(0, 0.8, len(item))
     coords = {"item": np.arange(num_items), "rater": np.arange(num_raters)}
     with pm.Model(coords=coords) as model:
         intercept, sigma = pm.Normal("intercept", 0, 5), pm.HalfNormal("sigma", 1)
-        sd_item, sd_rater, sd_pair = (pm.HalfNormal(name, 1) for name in ("sd_item", "sd_rater", "sd_pair"))
+        sd_item, sd_rater, sd_pair = (
+            pm.HalfNormal(name, 1) for name in ("sd_item", "sd_rater", "sd_pair")
+        )
         a = pm.Normal("a", intercept, sd_item, dims="item")
         b = pm.Deterministic("b", sd_rater * pm.Normal("zb", 0, 1, dims="rater"), dims="rater")
         z = pm.Normal("z", 0, 1, dims=("item", "rater"))
@@ -265,11 +293,14 @@ def interaction(num_items: int = 12, num_raters: int = 15, each: int = 2) -> "py
 
 
 def walks(length: int = 20, num_sites: int = 12) -> "pymc.Model":
-    """Levels of 12 sites at 20 times, a random walk each with one scale for all, centred: 244 parameters."""
+    """Levels of 12 sites at 20 times, a random walk each with one scale for all, centred: 244
+    parameters."""
     import pymc as pm
 
     rng = np.random.default_rng(15)
-    level = rng.normal(1.0, 0.7, num_sites) + np.cumsum(rng.normal(0, 0.3, (length, num_sites)), axis=0)
+    level = rng.normal(1.0, 0.7, num_sites) + np.cumsum(
+        rng.normal(0, 0.3, (length, num_sites)), axis=0
+    )
     y = level + rng.normal(0, 0.4, level.shape)
     with pm.Model(coords={"time": np.arange(length), "site": np.arange(num_sites)}) as model:
         mean, sd = pm.Normal("mean", 0, 2), pm.HalfNormal("sd", 1)
@@ -362,8 +393,9 @@ def bridge() -> "pymc.Model":
 class Posterior(NamedTuple):
     """A PyMC program and the quantities of its draws.
 
-    kinds : variable ↦ its kind, of those that are reduced, in this order. Means, regression coefficients, correlations
-        and lengthscales are `GLOBALS`, standard deviations `SCALES`, and what has an index of the data `LOCALS`.
+    kinds : variable ↦ its kind, of those that are reduced, in this order. Means, regression
+        coefficients, correlations and lengthscales are `GLOBALS`, standard deviations `SCALES`, and
+        what has an index of the data `LOCALS`.
     functions : of a draw, reduced instead of the variables.
     truth : of the quantities; by default from long chains.
     num_draws : of each chain.
@@ -390,16 +422,28 @@ def kinds(globals: str = "", scales: str = "", locals: str = "") -> dict[str, st
 
 POSTERIORS: Mapping[str, Posterior] = {
     "radon": Posterior(radon, kinds("mu g", "sigma chol_stds", "ab")),
-    "radon-centred": Posterior(radon_centred, kinds("mu g rho", "sigma chol_stds", "ab"), truth_runs=8),
+    "radon-centred": Posterior(
+        radon_centred, kinds("mu g rho", "sigma chol_stds", "ab"), truth_runs=8
+    ),
     "crossed": Posterior(crossed, kinds("intercept slope", "sd_item sd_rater", "a b")),
-    "nested": Posterior(nested, kinds("intercept slope", "sd_region sd_school sigma", "a b"), truth_runs=8),
+    "nested": Posterior(
+        nested, kinds("intercept slope", "sd_region sd_school sigma", "a b"), truth_runs=8
+    ),
     "walk": Posterior(random_walk, kinds("", "tau sigma", "level")),
-    "autoregression": Posterior(autoregression, kinds("mean phi", "tau sigma", "level"), truth_runs=8),
-    "item-response": Posterior(item_response, kinds("mean_b mean_log_a", "sd_b sd_log_a", "theta a b"), truth_runs=8),
+    "autoregression": Posterior(
+        autoregression, kinds("mean phi", "tau sigma", "level"), truth_runs=8
+    ),
+    "item-response": Posterior(
+        item_response, kinds("mean_b mean_log_a", "sd_b sd_log_a", "theta a b"), truth_runs=8
+    ),
     "horseshoe": Posterior(horseshoe, kinds("intercept", "tau sigma", "beta"), truth_runs=8),
-    "gaussian-process": Posterior(gaussian_process, kinds("mean lengthscale", "amplitude sigma", "f"), truth_runs=8),
+    "gaussian-process": Posterior(
+        gaussian_process, kinds("mean lengthscale", "amplitude sigma", "f"), truth_runs=8
+    ),
     "spatial": Posterior(spatial, kinds("intercept slope", "sd", "log_rate"), truth_runs=8),
-    "interaction": Posterior(interaction, kinds("intercept", "sd_item sd_rater sd_pair sigma", "a b pair")),
+    "interaction": Posterior(
+        interaction, kinds("intercept", "sd_item sd_rater sd_pair sigma", "a b pair")
+    ),
     "walks": Posterior(walks, kinds("mean", "sd tau sigma", "level")),
     "three": Posterior(three, kinds("beta"), THREE_FUNCTIONS, three_truth, num_draws=250),
     "bridge": Posterior(bridge, kinds("mu", "sigma"), num_draws=200),

@@ -1,8 +1,9 @@
-"""Targets with regions that are hardly visited, in one to three coordinates, with exact draws and truths.
+"""Targets with regions that are hardly visited, in one to three coordinates, with exact draws and
+truths.
 
-Densities are tabulated on a grid that holds all but about 1e-7 of the mass. Truths are sums over the grid, and draws
-are maps of normals: each coordinate is the inverse of its distribution function given those before it. Independent
-normals and chains of AR(1) normals drive the same map.
+Densities are tabulated on a grid that holds all but about 1e-7 of the mass. Truths are sums over
+the grid, and draws are maps of normals: each coordinate is the inverse of its distribution function
+given those before it. Independent normals and chains of AR(1) normals drive the same map.
 """
 
 import functools
@@ -23,8 +24,8 @@ from benchmarks.control import marginals
 Integrand = Callable[[np.ndarray], np.ndarray]
 
 NODES = {1: 4_001, 2: 401, 3: 81}
-"""Of a grid's axis, by dimension. A step is at most half a standard deviation of the density's body, where the
-trapezoidal rule is exact to rounding."""
+"""Of a grid's axis, by dimension. A step is at most half a standard deviation of the density's
+body, where the trapezoidal rule is exact to rounding."""
 FINER = 4
 """Steps of a distribution function for one of the grid, by cubic splines of the log density."""
 CHUNK = 200_000
@@ -75,7 +76,8 @@ def tabulated(
     ranges: Mapping[str, tuple[float, float]],
     functions: Mapping[str, Integrand],
 ) -> Rare:
-    """Return the target of an unnormalised log density of one point (d,); means of its coordinates are asked, too."""
+    """Return the target of an unnormalised log density of one point (d,); means of its coordinates
+    are asked, too."""
     d = len(ranges)
     axes = [np.linspace(*ends, NODES[d]) for ends in ranges.values()]
     batched, score = jax.jit(jax.vmap(log_density)), jax.jit(jax.vmap(jax.grad(log_density)))
@@ -83,7 +85,9 @@ def tabulated(
     def evaluate(points: np.ndarray) -> np.ndarray:
         flat = points.reshape(-1, d)
         parts = [flat[start : start + CHUNK] for start in range(0, len(flat), CHUNK)]
-        return np.concatenate([np.asarray(batched(part)) for part in parts]).reshape(points.shape[:-1])
+        return np.concatenate([np.asarray(batched(part)) for part in parts]).reshape(
+            points.shape[:-1]
+        )
 
     grid = np.stack(np.meshgrid(*axes, indexing="ij"), -1)
     table = evaluate(grid)
@@ -107,8 +111,13 @@ def tabulated(
             x[:, k] = inverse(axes[k], rows, uniform[:, k])
         return x.reshape(z.shape), np.asarray(score(x)).reshape(z.shape)
 
-    coordinates = {name: functools.partial(lambda x, k: x[..., k], k=k) for k, name in enumerate(ranges)}
-    means = {name: (f, float((weight * f(grid)).sum())) for name, f in {**coordinates, **functions}.items()}
+    coordinates = {
+        name: functools.partial(lambda x, k: x[..., k], k=k) for k, name in enumerate(ranges)
+    }
+    means = {
+        name: (f, float((weight * f(grid)).sum()))
+        for name, f in {**coordinates, **functions}.items()
+    }
     margins = {}
     for k, name in enumerate(ranges):
         others = tuple(j for j in range(d) if j != k)
@@ -117,7 +126,8 @@ def tabulated(
 
 
 def inverse(nodes: np.ndarray, log_density: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Return where distribution functions with densities (m or 1, g) on the nodes are `uniform` (m,)."""
+    """Return where distribution functions with densities (m or 1, g) on the nodes are `uniform`
+    (m,)."""
     fine = np.linspace(nodes[0], nodes[-1], FINER * (len(nodes) - 1) + 1)
     x = np.empty(len(uniform))
     for start in range(0, len(uniform), 500):  # rows of 1,600 points each
@@ -130,7 +140,8 @@ def inverse(nodes: np.ndarray, log_density: np.ndarray, uniform: np.ndarray) -> 
         cell = np.clip((below <= wanted[:, None]).sum(axis=1) - 1, 0, len(fine) - 2)
         row = np.arange(len(wanted)) if len(rows) > 1 else np.zeros(len(wanted), int)
         low, high, rest = density[row, cell], density[row, cell + 1], wanted - below[row, cell]
-        # The density is linear in the cell: the root of low·t + (high − low)·t²/2 = rest, in the stable form.
+        # The density is linear in the cell: the root of low·t + (high − low)·t²/2 = rest, in the
+        # stable form.
         root = np.sqrt(np.maximum(low**2 + 2 * (high - low) * rest, 0.0))
         t = np.clip(2 * rest / np.maximum(low + root, np.finfo(float).tiny), 0.0, 1.0)
         x[part] = fine[cell] + t * (fine[1] - fine[0])
@@ -144,16 +155,21 @@ def _gp_data(number: int, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
     return at, amplitude * np.sin(6 * at) + 0.3 * rng.standard_normal(number)
 
 
-def _gp_log_likelihood(at: np.ndarray, y: np.ndarray, length: jax.Array, signal: jax.Array, noise: jax.Array):
+def _gp_log_likelihood(
+    at: np.ndarray, y: np.ndarray, length: jax.Array, signal: jax.Array, noise: jax.Array
+):
     square = np.subtract.outer(at, at) ** 2
-    covariance = signal**2 * jnp.exp(-0.5 * square / length**2) + (noise**2 + 1e-10) * jnp.eye(len(at))
+    covariance = signal**2 * jnp.exp(-0.5 * square / length**2) + (noise**2 + 1e-10) * jnp.eye(
+        len(at)
+    )
     factor = jnp.linalg.cholesky(covariance)
     whitened = jax.scipy.linalg.solve_triangular(factor, jnp.asarray(y), lower=True)
     return -0.5 * whitened @ whitened - jnp.log(jnp.diag(factor)).sum()
 
 
 def gp_three() -> Rare:
-    """Lengthscale, signal and noise of a process seen at eleven points, mostly noise; half-normal priors."""
+    """Lengthscale, signal and noise of a process seen at eleven points, mostly noise; half-normal
+    priors."""
     at, y = _gp_data(11, 0.4)
 
     def log_density(u: jax.Array) -> jax.Array:
@@ -178,7 +194,8 @@ def gp_two() -> Rare:
 
 
 def separated() -> Rare:
-    """Logistic regression of twelve outcomes of which one is on the wrong side, with a wide prior."""
+    """Logistic regression of twelve outcomes of which one is on the wrong side, with a wide
+    prior."""
     at = np.linspace(-1.5, 1.5, 12)
     outcome = np.where(np.arange(12) == 5, 1.0, np.where(np.arange(12) == 6, 0.0, at > 0))
     signs = 2 * outcome - 1
@@ -206,10 +223,11 @@ def freedom() -> Rare:
 
 
 def small_weight(against: float = 19.0) -> Rare:
-    """Weight and place of a second component that may be empty: where it is, the place has its prior.
+    """Weight and place of a second component that may be empty: where it is, the place has its
+    prior.
 
-    against : the prior of the weight is beta(1, 1 + against). Without it, of 500 draws one is in a mode of its own,
-        where the second component has all data.
+    against : the prior of the weight is beta(1, 1 + against). Without it, of 500 draws one is in a
+        mode of its own, where the second component has all data.
     """
     rng = np.random.default_rng(3)
     y = np.concatenate([rng.standard_normal(18), [2.6, 3.3]])
@@ -217,7 +235,12 @@ def small_weight(against: float = 19.0) -> Rare:
     def log_density(u: jax.Array) -> jax.Array:
         log_weight, log_other = -jnp.logaddexp(0.0, -u[0]), -jnp.logaddexp(0.0, u[0])
         second, first = log_weight - 0.5 * (y - u[1]) ** 2, log_other - 0.5 * y**2
-        return jnp.logaddexp(first, second).sum() + log_weight + (1 + against) * log_other - 0.5 * (u[1] / 3) ** 2
+        return (
+            jnp.logaddexp(first, second).sum()
+            + log_weight
+            + (1 + against) * log_other
+            - 0.5 * (u[1] / 3) ** 2
+        )
 
     functions = {"weight": lambda x: expit(x[..., 0])}
     return tabulated(log_density, {"logit weight": (-18.0, 6.0), "place": (-15.0, 15.0)}, functions)
@@ -253,7 +276,13 @@ def censored() -> Rare:
     def log_density(u: jax.Array) -> jax.Array:
         scale = jnp.exp(u[1])
         seen = -0.5 * (((y - u[0]) / scale) ** 2).sum() - 2 * u[1]
-        return seen + 8 * log_ndtr((u[0] - 2) / scale) - 0.5 * (u[0] / 10) ** 2 - 0.5 * (scale / 3) ** 2 + u[1]
+        return (
+            seen
+            + 8 * log_ndtr((u[0] - 2) / scale)
+            - 0.5 * (u[0] / 10) ** 2
+            - 0.5 * (scale / 3) ** 2
+            + u[1]
+        )
 
     functions = {"scale": lambda x: np.exp(x[..., 1])}
     return tabulated(log_density, {"mean": (-20.0, 50.0), "log scale": (-5.0, 3.2)}, functions)
@@ -270,7 +299,9 @@ def two_normals() -> Rare:
 def funnel() -> Rare:
     """Neal's funnel with four coordinates; one of them has a spike at zero."""
     target = marginals.funnel()
-    cosine = quad(lambda v: scipy.stats.norm.pdf(v, 0, 3) * np.exp(-np.exp(v) / 2), -30, 30, limit=200)[0]
+    cosine = quad(
+        lambda v: scipy.stats.norm.pdf(v, 0, 3) * np.exp(-np.exp(v) / 2), -30, 30, limit=200
+    )[0]
     means = {"v": (_coordinate(0), 0.0), "cos x1": (lambda x: np.cos(x[..., 1]), cosine)}
     margins = {"v": (0, target.marginals[0]), "x1": (1, target.marginals[1])}
     return Rare(5, lambda z: target.transform(z)[:2], means, margins)
@@ -283,7 +314,10 @@ def log_gammas() -> Rare:
     for k, law in enumerate(target.marginals):
         for name, f in (("x", lambda x: x), ("cos 2x", lambda x: np.cos(2 * x))):
             truth = quad(lambda x, f=f, law=law: law.pdf(x) * f(x), -40, 8, limit=1_000)[0]
-            means[f"{name[:-1]}x{k + 1}"] = (functools.partial(lambda x, k, f: f(x[..., k]), k=k, f=f), truth)
+            means[f"{name[:-1]}x{k + 1}"] = (
+                functools.partial(lambda x, k, f: f(x[..., k]), k=k, f=f),
+                truth,
+            )
     margins = {f"x{k + 1}": (k, law) for k, law in enumerate(target.marginals)}
     return Rare(3, lambda z: target.transform(z)[:2], means, margins)
 

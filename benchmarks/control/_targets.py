@@ -1,4 +1,5 @@
-"""Targets with exact expectations and samplers: a smooth, an exponential and an indicator integrand each."""
+"""Targets with exact expectations and samplers: a smooth, an exponential and an indicator integrand
+each."""
 
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -152,7 +153,9 @@ def _student(freedom: float, cosine: float) -> Target:
         x = rng.standard_t(freedom, (number, 1))
         return x, -(freedom + 1) * x / (freedom + x**2)
 
-    bounded = sum(quad(lambda x: law.pdf(x) * _logistic(x), *ends, epsabs=1e-11)[0] for ends in _RAYS)
+    bounded = sum(
+        quad(lambda x: law.pdf(x) * _logistic(x), *ends, epsabs=1e-11)[0] for ends in _RAYS
+    )
     return Target(
         draw,
         {
@@ -183,7 +186,8 @@ def _exponential() -> Target:
 
 
 def autoregressive(rho: float) -> Target:
-    """Four stationary AR(1) chains of two independent standard normal coordinates, one chain after the other."""
+    """Four stationary AR(1) chains of two independent standard normal coordinates, one chain after
+    the other."""
 
     def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
         noise = rng.standard_normal((4, number // 4, 2))

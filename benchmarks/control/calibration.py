@@ -1,10 +1,12 @@
-"""Calibration: is Var((mean − truth)/mcse) inside the χ² band for every method, and for `auto` after its choice?
+"""Calibration: is Var((mean − truth)/mcse) inside the χ² band for every method, and for `auto`
+after its choice?
 
     python -m benchmarks.control.calibration
 
-Targets: AR(1) chains with a standard normal target in two dimensions (ρ = 0.9 and 0.5, 4 × 250 draws), and short NUTS
-runs of eight schools, non-centred (4 × (200 + 250) draws). The integrands are no polynomials of the scores' features,
-so residuals are not zero. ``var z`` is mean z², bias included; the band is that of χ²_R/R at level 1e-5, two-sided.
+Targets: AR(1) chains with a standard normal target in two dimensions (ρ = 0.9 and 0.5, 4 × 250
+draws), and short NUTS runs of eight schools, non-centred (4 × (200 + 250) draws). The integrands
+are no polynomials of the scores' features, so residuals are not zero. ``var z`` is mean z², bias
+included; the band is that of χ²_R/R at level 1e-5, two-sided.
 """
 
 from collections.abc import Callable
@@ -69,7 +71,9 @@ def main() -> None:
     args = parser.parse_args()
     for name in args.cases:
         case = CASES[name](args.replications)
-        runs = replicate(name, case.sample, {m: m for m in args.methods}, args.replications, args.minutes)
+        runs = replicate(
+            name, case.sample, {m: m for m in args.methods}, args.replications, args.minutes
+        )
         rows = [
             calibration_row(method, run, j, *item)
             for method, run in runs.items()
@@ -81,7 +85,8 @@ def main() -> None:
 
 
 def emit_calibration(name: str, title: str, rows: list[dict], replications: int) -> None:
-    """Print and keep a table of `calibration_row`, with the band of the replications that it has."""
+    """Print and keep a table of `calibration_row`, with the band of the replications that it
+    has."""
     low, high = band(rows[0]["R"])
     emit(
         name,
@@ -101,7 +106,8 @@ def band(replications: int) -> tuple[float, float]:
 
 
 def calibration_row(method: str, run: Runs, column: int, integrand: str, truth: float) -> dict:
-    """Return the record of one method and integrand: mean z² against the band, coverage, gain, RMSE."""
+    """Return the record of one method and integrand: mean z² against the band, coverage, gain,
+    RMSE."""
     error = run.mean[:, column] - truth
     z = error / run.mcse[:, column]
     low, high = band(len(z))

@@ -136,7 +136,9 @@ class Store:
                 mean = self.posterior.truth()
                 found = {"mean": mean, "mcse": np.zeros_like(mean)}
             else:
-                found = long_run_truth(self.compiled, self.posterior.variables, self.posterior.truth_runs)
+                found = long_run_truth(
+                    self.compiled, self.posterior.variables, self.posterior.truth_runs
+                )
             np.savez(path, **found)
         with np.load(path) as kept:
             return kept["mean"], kept["mcse"]
@@ -156,10 +158,10 @@ def stacked(tree: xarray.DataTree, variables: tuple[str, ...]) -> tuple[list[str
 def long_run_truth(compiled: Any, variables: tuple[str, ...], runs: int) -> dict[str, np.ndarray]:
     """Return names, means and standard errors over runs of four chains of 12,500 draws.
 
-    Plain means of 100 or 200 times as many draws as a replicate has would be no truth for estimates that
-    gain 50, so they have control variates too: the scores s, and (u − m) s + 1 of each coordinate,
-    whose mean is zero for any constant m. Of the chains only sums are kept, and the fit is to all
-    of them, since they are far more than coefficients.
+    Plain means of 100 or 200 times as many draws as a replicate has would be no truth for estimates
+    that gain 50, so they have control variates too: the scores s, and (u − m) s + 1 of each
+    coordinate, whose mean is zero for any constant m. Of the chains only sums are kept, and the fit
+    is to all of them, since they are far more than coefficients.
     """
     centre, second, chain_means = None, 0.0, []
     for run in range(runs):

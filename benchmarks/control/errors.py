@@ -1,19 +1,23 @@
-"""The protocol of errors: z and reported gains of every method on posteriors with known expectations.
+"""The protocol of errors: z and reported gains of every method on posteriors with known
+expectations.
 
     python -m benchmarks.control.errors
 
-Four chains of 10, 50, 125 and, on request, more draws: independent or AR(1) from densities with exact samplers, and up
-to 125 draws by NUTS of a logistic regression, eight schools and Lotka–Volterra; smooth, exponential, growing and
-indicator integrands and |x|. A cell is one method on one integrand at one size; only cells in which the
-plain mean's own mean z² is at most 1.5 are counted. Columns, over the cells in which the method has a true gain above
-1.5: how many; mean z², its median, nine-tenths quantile and largest value; the median over cells of the 68 % quantile
-of |z|, and the share of cells where it lies between 0.5 and 1.05; the largest |z|; the median over cells of reported
-over true gain, and the share of cells where that lies between a quarter and two. Then, over the cells in which the true
-error is below half of the plain one: the share of replications that return a controlled mean by default. Last, over all
-cells: the largest root mean square error of what is returned by default, over that of the plain mean.
+Four chains of 10, 50, 125 and, on request, more draws: independent or AR(1) from densities with
+exact samplers, and up to 125 draws by NUTS of a logistic regression, eight schools and
+Lotka–Volterra; smooth, exponential, growing and indicator integrands and |x|. A cell is one method
+on one integrand at one size; only cells in which the plain mean's own mean z² is at most 1.5 are
+counted. Columns, over the cells in which the method has a true gain above 1.5: how many; mean z²,
+its median, nine-tenths quantile and largest value; the median over cells of the 68 % quantile of
+|z|, and the share of cells where it lies between 0.5 and 1.05; the largest |z|; the median over
+cells of reported over true gain, and the share of cells where that lies between a quarter and two.
+Then, over the cells in which the true error is below half of the plain one: the share of
+replications that return a controlled mean by default. Last, over all cells: the largest root mean
+square error of what is returned by default, over that of the plain mean.
 
-A second table, ``errors_cells``, has every cell that misses an aim: a mean z² above 1.5, a |z| above 6, or more than
-1.05 times the error of the plain mean. With --keep the rows of sizes that are not run stay as they are.
+A second table, ``errors_cells``, has every cell that misses an aim: a mean z² above 1.5, a |z|
+above 6, or more than 1.05 times the error of the plain mean. With --keep the rows of sizes that are
+not run stay as they are.
 """
 
 import functools
@@ -41,18 +45,22 @@ SIZES = (40, 200, 500)
 GAIN = 1.5
 """The true gain from which a method is said to gain in a cell."""
 MOST_Z2, MOST_Z, MOST_LOSS = 1.5, 6.0, 1.05
-"""The aims of a cell: its mean z², its |z|, and the error of what is returned over that of the plain mean."""
+"""The aims of a cell: its mean z², its |z|, and the error of what is returned over that of the
+plain mean."""
 
 
 def _gamma() -> Target:
-    """The logarithm of a gamma variable of shape 3 and rate 2: 1/x grows as fast as its tail allows twice."""
+    """The logarithm of a gamma variable of shape 3 and rate 2: 1/x grows as fast as its tail allows
+    twice."""
 
     def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
         x = rng.gamma(3.0, 0.5, (number, 1))
         return np.log(x), 3 - 2 * x
 
     cosine = quad(lambda x: gamma(3, scale=0.5).pdf(x) * np.cos(np.log(x)), 0, 40)[0]
-    return Target(draw, {"cos(u)": (first(np.cos), cosine), "1/x": (first(lambda u: np.exp(-u)), 1.0)})
+    return Target(
+        draw, {"cos(u)": (first(np.cos), cosine), "1/x": (first(lambda u: np.exp(-u)), 1.0)}
+    )
 
 
 def _growing() -> Target:
@@ -73,7 +81,8 @@ def _growing() -> Target:
 
 
 def _log_gamma() -> Target:
-    """Four independent logarithms of gamma variables of shape 3: one tail is exponential, one is a double exponent."""
+    """Four independent logarithms of gamma variables of shape 3: one tail is exponential, one is a
+    double exponent."""
 
     def draw(rng: np.random.Generator, number: int) -> tuple[np.ndarray, np.ndarray]:
         x = np.log(rng.gamma(3.0, size=(number, 4)))
@@ -89,13 +98,20 @@ def _log_gamma() -> Target:
             "x1^2": (lambda x: x[:, 0] ** 2, mean**2 + law.var()),
             "x1 x2": (lambda x: x[:, 0] * x[:, 1], mean**2),
             "cos(x1)": (lambda x: np.cos(x[:, 0]), cosine),
-            "exp(.3 x1)": (lambda x: np.exp(0.3 * x[:, 0]), float(gamma_function(3.3) / gamma_function(3))),
+            "exp(.3 x1)": (
+                lambda x: np.exp(0.3 * x[:, 0]),
+                float(gamma_function(3.3) / gamma_function(3)),
+            ),
         },
     )
 
 
 CASES: Mapping[str, Target] = {
-    **{name: target for name, target in TARGETS.items() if name not in ("cauchy", "exponential raw")},
+    **{
+        name: target
+        for name, target in TARGETS.items()
+        if name not in ("cauchy", "exponential raw")
+    },
     "gamma": _gamma(),
     "gaussian d=3": _growing(),
     "log gamma d=4": _log_gamma(),
@@ -113,14 +129,18 @@ POOLS: Mapping[str, Callable[[int], Pool]] = {
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = Command(__doc__, quick="--replications 3 --sizes 40 --cases gamma 'gaussian d=3' 'AR(.5)'")
+    parser = Command(
+        __doc__, quick="--replications 3 --sizes 40 --cases gamma 'gaussian d=3' 'AR(.5)'"
+    )
     parser.add_argument("--replications", type=int, default=200)
     everything = [*CASES, *POOLS]
     parser.add_argument("--cases", nargs="+", choices=everything, default=everything)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     parser.add_argument("--name", default="errors", help="of the JSON file")
-    parser.add_argument("--keep", action="store_true", help="keep the rows of other sizes as they are")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the rows of other sizes as they are"
+    )
     args = parser.parse_args()
     here = commit()
     rows, missed = [], []
@@ -130,13 +150,21 @@ def main() -> None:
         for name in args.cases:
             for method, found in _cells(name, size, args.methods, args.replications).items():
                 cells[method] += found
-            print(f"{size} draws, {name}: {time.process_time() - start:.0f} s", file=sys.stderr, flush=True)
+            print(
+                f"{size} draws, {name}: {time.process_time() - start:.0f} s",
+                file=sys.stderr,
+                flush=True,
+            )
         of = {method: {"commit": here, "draws": size, "method": method} for method in args.methods}
         rows += [of[method] | _row(cells[method]) for method in args.methods]
         missed += [of[method] | cell for method in args.methods for cell in _missed(cells[method])]
         final = size == args.sizes[-1]
         for name, title, found in (
-            (args.name, "Errors and gains, reported and true, on posteriors with known expectations", rows),
+            (
+                args.name,
+                "Errors and gains, reported and true, on posteriors with known expectations",
+                rows,
+            ),
             (f"{args.name}_cells", "Cells that miss an aim", missed),
         ):
             kept = _kept(name, args.sizes) if args.keep and not args.quick else []
@@ -147,11 +175,16 @@ def main() -> None:
 def _kept(name: str, sizes: list[int]) -> list[dict]:
     """Return the recorded rows of other sizes: those that another run has written by now."""
     file = RESULTS / f"{name}.json"
-    return [row for row in json.loads(file.read_text())["rows"] if row["draws"] not in sizes] if file.exists() else []
+    return (
+        [row for row in json.loads(file.read_text())["rows"] if row["draws"] not in sizes]
+        if file.exists()
+        else []
+    )
 
 
 def _cells(name: str, size: int, methods: list[str], replications: int) -> dict[str, list[dict]]:
-    """Return the cells of each method on the integrands of one target; none where a pool has fewer draws."""
+    """Return the cells of each method on the integrands of one target; none where a pool has fewer
+    draws."""
     found: dict[str, list[tuple]] = {method: [] for method in methods}
     if name in POOLS:
         pool = POOLS[name](replications)
@@ -225,7 +258,8 @@ def _missed(cells: list[dict]) -> list[dict]:
             "default/plain": cell["default"],
         }
         for cell in cells
-        if (cell["gain"] > GAIN and (cell["z2"] > MOST_Z2 or cell["worst"] > MOST_Z)) or cell["default"] > MOST_LOSS
+        if (cell["gain"] > GAIN and (cell["z2"] > MOST_Z2 or cell["worst"] > MOST_Z))
+        or cell["default"] > MOST_LOSS
     ]
 
 

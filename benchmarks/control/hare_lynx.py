@@ -1,10 +1,12 @@
-"""Hare–lynx Lotka–Volterra: 4 × 1,000 NUTS draws, every parameter mean and every expected prey E[v₁(s′)].
+"""Hare–lynx Lotka–Volterra: 4 × 1,000 NUTS draws, every parameter mean and every expected prey
+E[v₁(s′)].
 
     python -m benchmarks.control.hare_lynx
 
-The paper's priors: variance ratio and gain of each method, both cross-fitted, over three keys fixed beforehand.
-Target: `auto` has variance_ratio ≥ 1,000 and gain ≥ 500 on every parameter mean. Stan's priors: posterior means
-against posteriordb's reference means, in combined Monte Carlo standard errors. Target: within 4.
+The paper's priors: variance ratio and gain of each method, both cross-fitted, over three keys fixed
+beforehand. Target: `auto` has variance_ratio ≥ 1,000 and gain ≥ 500 on every parameter mean. Stan's
+priors: posterior means against posteriordb's reference means, in combined Monte Carlo standard
+errors. Target: within 4.
 """
 
 import json
@@ -32,7 +34,9 @@ def main() -> None:
     parser = Command(__doc__, quick="--tables paper --keys 0 --methods zv2 auto")
     parser.add_argument("--keys", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--tables", nargs="+", choices=("paper", "stan"), default=["paper", "stan"], help="priors")
+    parser.add_argument(
+        "--tables", nargs="+", choices=("paper", "stan"), default=["paper", "stan"], help="priors"
+    )
     add_shared(parser)
     args = parser.parse_args()
     sizes = {"chains": NUM_CHAINS, "warmup": NUM_WARMUP, "draws": NUM_DRAWS, "keys": args.keys}
@@ -42,7 +46,13 @@ def main() -> None:
         _emit_paper(args.keys, args.methods, sizes)
     if "stan" in args.tables:
         stan = [row for key in args.keys for row in _stan(key, reference)]
-        emit("hare_lynx_stan", "Hare–lynx, Stan's priors, against posteriordb's means", stan, **sizes, target=TARGET_Z)
+        emit(
+            "hare_lynx_stan",
+            "Hare–lynx, Stan's priors, against posteriordb's means",
+            stan,
+            **sizes,
+            target=TARGET_Z,
+        )
 
 
 def _emit_paper(keys: list[int], methods: list[str], sizes: dict[str, Any]) -> None:
@@ -58,12 +68,18 @@ def _emit_paper(keys: list[int], methods: list[str], sizes: dict[str, Any]) -> N
         target=f"auto, parameters: ratio ≥ {TARGET_RATIO}, gain ≥ {TARGET_GAIN}",
     )
     if len(keys) > 1:
-        emit("hare_lynx_keys", "The same, one key against another: |difference|/combined mcse", _between(estimates))
+        emit(
+            "hare_lynx_keys",
+            "The same, one key against another: |difference|/combined mcse",
+            _between(estimates),
+        )
 
 
 def _paper(key: int, methods: list[str]) -> tuple[list[dict], dict[tuple[str, str], mp.Estimate]]:
     start = time.perf_counter()
-    tree = mp.from_numpyro(run_lotka_volterra(jax.random.key(key), NUM_CHAINS, NUM_WARMUP, NUM_DRAWS, "paper"))
+    tree = mp.from_numpyro(
+        run_lotka_volterra(jax.random.key(key), NUM_CHAINS, NUM_WARMUP, NUM_DRAWS, "paper")
+    )
     sampling = time.perf_counter() - start
     parameters = list(tree["posterior"].data_vars)
     names, values = _prey(tree)
@@ -86,7 +102,9 @@ def _paper(key: int, methods: list[str]) -> tuple[list[dict], dict[tuple[str, st
                     "min gain": found.gain.min(),
                     "median gain": np.median(found.gain),
                     "worst by gain": labels[worst],
-                    "met": ("yes" if met else "NO") if method == "auto" and group == "parameters" else "",
+                    "met": ("yes" if met else "NO")
+                    if method == "auto" and group == "parameters"
+                    else "",
                     "seconds": time.perf_counter() - start,
                     "NUTS s": sampling,
                     "chosen": " ".join(sorted(set(found.method))),
@@ -99,8 +117,16 @@ def _between(estimates: dict[int, dict[tuple[str, str], mp.Estimate]]) -> list[d
     rows = []
     for method, group in next(iter(estimates.values())):
         runs = [found[method, group] for found in estimates.values()]
-        z = np.array([np.abs(a.mean - b.mean) / np.hypot(a.mcse, b.mcse) for i, a in enumerate(runs) for b in runs[:i]])
-        rows.append({"method": method, "quantities": group, "mean z²": np.mean(z**2), "max|z|": z.max()})
+        z = np.array(
+            [
+                np.abs(a.mean - b.mean) / np.hypot(a.mcse, b.mcse)
+                for i, a in enumerate(runs)
+                for b in runs[:i]
+            ]
+        )
+        rows.append(
+            {"method": method, "quantities": group, "mean z²": np.mean(z**2), "max|z|": z.max()}
+        )
     return rows
 
 
@@ -122,7 +148,9 @@ def _reference(shared: Path) -> dict[str, Any]:
 
 def _stan(key: int, reference: dict[str, Any]) -> list[dict]:
     truth, truth_mcse = np.array(reference["mean_value"]), np.array(reference["mcse_mean"])
-    tree = mp.from_numpyro(run_lotka_volterra(jax.random.key(key), NUM_CHAINS, NUM_WARMUP, NUM_DRAWS, "stan"))
+    tree = mp.from_numpyro(
+        run_lotka_volterra(jax.random.key(key), NUM_CHAINS, NUM_WARMUP, NUM_DRAWS, "stan")
+    )
     found = mp.expectation(tree, ["theta", "z_init", "sigma"], "auto")
     z = (found.mean - truth) / np.hypot(found.mcse, truth_mcse)
     plain = (found.mean_plain - truth) / np.hypot(found.mcse_plain, truth_mcse)

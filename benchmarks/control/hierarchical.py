@@ -2,14 +2,15 @@
 
     python -m benchmarks.control.hierarchical
 
-Replications of 4 × 1,000 NUTS draws. `gain` is the median of those reported, `true` the mean square error of the plain
-mean over that of the controlled one, both against a linear control variate on all draws of the pool, and `z²` the mean
-of its square; `plain z²` that of the plain mean. `seconds` are CPU seconds of one call with all quantities, compilation
-not counted. A controlled mean counts also where the plain one would be returned by default. `ridge` is that on all
-linear and quadratic features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`. Every
-row has the commit that it was made with: --keep leaves those as they are that are not made again, also those of
-`screened`, quadratic features chosen by their correlation with residuals, which was a method of the package until
-`Structured` took its place.
+Replications of 4 × 1,000 NUTS draws. `gain` is the median of those reported, `true` the mean square
+error of the plain mean over that of the controlled one, both against a linear control variate on
+all draws of the pool, and `z²` the mean of its square; `plain z²` that of the plain mean. `seconds`
+are CPU seconds of one call with all quantities, compilation not counted. A controlled mean counts
+also where the plain one would be returned by default. `ridge` is that on all linear and quadratic
+features, through their kernel, and `ensemble` a peer: see `benchmarks.control._ensemble`. Every row
+has the commit that it was made with: --keep leaves those as they are that are not made again, also
+those of `screened`, quadratic features chosen by their correlation with residuals, which was a
+method of the package until `Structured` took its place.
 """
 
 import json
@@ -48,13 +49,21 @@ MANY = 300
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = Command(__doc__, quick="--models 'logistic d=50' --methods zv1 structured --replications 1")
+    parser = Command(
+        __doc__, quick="--models 'logistic d=50' --methods zv1 structured --replications 1"
+    )
     parser.add_argument("--replications", type=int, default=10)
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-    parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the other rows of the table as they are"
+    )
     args = parser.parse_args()
-    kept = json.loads((RESULTS / "hierarchical.json").read_text()) if args.keep and not args.quick else {"rows": []}
+    kept = (
+        json.loads((RESULTS / "hierarchical.json").read_text())
+        if args.keep and not args.quick
+        else {"rows": []}
+    )
     here = commit()
     rows = {(name, method): [] for name in MODELS for method in METHODS}
     for row in kept["rows"]:
@@ -65,7 +74,9 @@ def main() -> None:
         for method in methods:
             found = _rows(name, chains, method, min(args.replications, len(chains.draws)))
             rows[name, method] = [{"commit": here} | row for row in found]
-            title = "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
+            title = (
+                "Posteriors of 50 to 500 parameters, 4 × 1,000 NUTS draws: reported and true gains"
+            )
             final = (name, method) == (args.models[-1], methods[-1])
             every = [row for part in rows.values() for row in part]
             emit("hierarchical", title, every, final=final, replications=args.replications)
@@ -93,7 +104,9 @@ def _rows(name: str, chains: Pool, method: str, replications: int) -> list[dict]
             "gain": float(np.median((mcse_plain[:, j] / mcse[:, j]) ** 2)),
             "true": float(plain_square[:, j].mean() / square[:, j].mean()),
             "z²": float((square[:, j] / (mcse[:, j] ** 2 + chains.truth_mcse[j] ** 2)).mean()),
-            "plain z²": float((plain_square[:, j] / (mcse_plain[:, j] ** 2 + chains.truth_mcse[j] ** 2)).mean()),
+            "plain z²": float(
+                (plain_square[:, j] / (mcse_plain[:, j] ** 2 + chains.truth_mcse[j] ** 2)).mean()
+            ),
             "seconds": float(np.median(seconds)),
         }
         for j, quantity in enumerate(chains.names)

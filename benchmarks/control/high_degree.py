@@ -1,10 +1,11 @@
-"""Polynomials of high degree in one dimension: does the reported error cover what lies beyond the outermost draw?
+"""Polynomials of high degree in one dimension: does the reported error cover what lies beyond the
+outermost draw?
 
     python -m benchmarks.control.high_degree
 
-1,200 independent draws as 4 chains of 300. A polynomial of degree eight follows 1/x, exp(2x) or 1/(1 + x²) between the
-draws and leaves them beyond, where no residual is. `auto` tries every degree up to eight and keeps the one whose
-reported error is smallest.
+1,200 independent draws as 4 chains of 300. A polynomial of degree eight follows 1/x, exp(2x) or
+1/(1 + x²) between the draws and leaves them beyond, where no residual is. `auto` tries every degree
+up to eight and keeps the one whose reported error is smallest.
 """
 
 from collections.abc import Callable
@@ -18,7 +19,12 @@ from benchmarks.control.calibration import calibration_row, emit_calibration
 from mcmcpost import ZeroVariance
 
 SHAPE = (4, 300, 1)
-METHODS = {"plain": "plain", **{f"zv{k}": ZeroVariance(k) for k in (2, 4, 6, 7, 8)}, "secf": "secf", "auto": "auto"}
+METHODS = {
+    "plain": "plain",
+    **{f"zv{k}": ZeroVariance(k) for k in (2, 4, 6, 7, 8)},
+    "secf": "secf",
+    "auto": "auto",
+}
 NORMAL: dict[str, tuple[Callable[[np.ndarray], np.ndarray], float]] = {
     "exp(x)": (np.exp, float(np.exp(0.5))),
     "exp(2x)": (lambda x: np.exp(2 * x), float(np.exp(2.0))),
@@ -47,12 +53,16 @@ def main() -> None:
     parser = Command(__doc__, quick="--replications 5")
     parser.add_argument("--replications", type=int, default=100)
     args = parser.parse_args()
-    targets = {"gamma 1/x": (gamma, 1.0)} | {f"normal {k}": (normal(f), truth) for k, (f, truth) in NORMAL.items()}
+    targets = {"gamma 1/x": (gamma, 1.0)} | {
+        f"normal {k}": (normal(f), truth) for k, (f, truth) in NORMAL.items()
+    }
     rows = []
     for name, (sample, truth) in targets.items():
         runs = replicate(name, sample, METHODS, args.replications)
         rows += [calibration_row(method, run, 0, name, truth) for method, run in runs.items()]
-    emit_calibration("high_degree", "one dimension, 4 × 300 independent draws", rows, args.replications)
+    emit_calibration(
+        "high_degree", "one dimension, 4 × 300 independent draws", rows, args.replications
+    )
 
 
 if __name__ == "__main__":

@@ -1,25 +1,32 @@
-"""Probabilities, quantiles, intervals and densities: true and reported gains, calibration and costs.
+"""Probabilities, quantiles, intervals and densities: true and reported gains, calibration and
+costs.
 
     python -m benchmarks.control.marginals [--targets NAME ...] [--replicates N]
 
-One row for each target, number of draws, dependence and `what` is asked of `mcmcpost.distribution`: `P` and `quantile`
-at seven levels, the bounds `eti` and `hdi` of intervals of 0.89, and `pdf` on 41 points from the 0.01 to the 0.99
-quantile. A cell is one level, bound or point, with all quantities of the row.
+One row for each target, number of draws, dependence and `what` is asked of `mcmcpost.distribution`:
+`P` and `quantile` at seven levels, the bounds `eti` and `hdi` of intervals of 0.89, and `pdf` on 41
+points from the 0.01 to the 0.99 quantile. A cell is one level, bound or point, with all quantities
+of the row.
 
-``true`` : mean square error of the plain estimate over that of the controlled one, the median over quantities and
-    cells; ``least`` the smallest of a cell, with the median over its quantities, ``at`` this level. Of densities it is
-    of errors summed over the points, and the plain estimate is the kernel estimate of ArviZ.
+``true`` : mean square error of the plain estimate over that of the controlled one, the median over
+    quantities and cells; ``least`` the smallest of a cell, with the median over its quantities,
+    ``at`` this level. Of densities it is of errors summed over the points, and the plain estimate
+    is the kernel estimate of ArviZ.
 ``reported`` : median of (plain error/controlled error)².
-``z²``, ``plain z²`` : mean of ((estimate − truth)/error)², the error of the truth included; ``worst z²`` the largest of
-    a cell, ``z² at`` this level. Left out are results whose errors are rounding, and those that are ``unseen``.
-``share plain``, ``share unseen`` : of the results, by their status. A density that is ``plain`` is a kernel estimate.
+``z²``, ``plain z²`` : mean of ((estimate − truth)/error)², the error of the truth included; ``worst
+    z²`` the largest of a cell, ``z² at`` this level. Left out are results whose errors are
+    rounding, and those that are ``unseen``.
+``share plain``, ``share unseen`` : of the results, by their status. A density that is ``plain`` is
+    a kernel estimate.
 ``rmse``, ``plain rmse`` : of densities, relative to the largest.
-``fit s``, ``call s`` : median CPU seconds of `mcmcpost.distribution` and of its answer for all quantities of the
-    target; ``summary s`` those of ``arviz_stats.summary``, and ``sampler s`` those of the sampler.
+``fit s``, ``call s`` : median CPU seconds of `mcmcpost.distribution` and of its answer for all
+    quantities of the target; ``summary s`` those of ``arviz_stats.summary``, and ``sampler s``
+    those of the sampler.
 
-Targets are exact draws with a truth in closed form or by quadrature, independent ones or chains of AR(1) normals with
-coefficient 0.9 that drive the same maps. Posteriors are PyMC programs sampled by nutpie (`benchmarks.control.costs`),
-whose truth is 700,000 other draws, kept in the folder. Of posteriors 400 draws are a tenth of each chain.
+Targets are exact draws with a truth in closed form or by quadrature, independent ones or chains of
+AR(1) normals with coefficient 0.9 that drive the same maps. Posteriors are PyMC programs sampled by
+nutpie (`benchmarks.control.costs`), whose truth is 700,000 other draws, kept in the folder. Of
+posteriors 400 draws are a tenth of each chain.
 """
 
 import json
@@ -65,7 +72,8 @@ LABELS = {
     "pdf": tuple(f"point {k + 1}" for k in range(POINTS)),
 }
 ROUNDING = 1e-9
-"""Error, over the interquartile range of a quantity, or of a probability, below which it is rounding."""
+"""Error, over the interquartile range of a quantity, or of a probability, below which it is
+rounding."""
 ROUNDED = 1e-6
 """True error up to which such a one is let pass without z."""
 
@@ -93,7 +101,10 @@ class NormalMixture(NamedTuple):
 
     def ppf(self, q: np.ndarray) -> np.ndarray:
         q = np.asarray(q, float)
-        low, high = np.full(q.shape, (self.mean - 9 * self.sd).min()), np.full(q.shape, (self.mean + 9 * self.sd).max())
+        low, high = (
+            np.full(q.shape, (self.mean - 9 * self.sd).min()),
+            np.full(q.shape, (self.mean + 9 * self.sd).max()),
+        )
         for _ in range(100):  # bisection, to rounding
             middle = (low + high) / 2
             below = self.cdf(middle) < q
@@ -148,7 +159,11 @@ def normal() -> Exact:
 
     def transform(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         x = z @ factor.T
-        return x, -np.linalg.solve(factor.T, z.reshape(-1, 10).T).T.reshape(z.shape), x[..., [0, 4, 9]]
+        return (
+            x,
+            -np.linalg.solve(factor.T, z.reshape(-1, 10).T).T.reshape(z.shape),
+            x[..., [0, 4, 9]],
+        )
 
     return Exact(10, transform, (scipy.stats.norm(),) * 3)
 
@@ -221,7 +236,8 @@ def banana() -> Exact:
 
 
 def funnel() -> Exact:
-    """Neal's funnel: a log variance of normal(0, 3) and four normals; quantities are it and one of them."""
+    """Neal's funnel: a log variance of normal(0, 3) and four normals; quantities are it and one of
+    them."""
 
     def transform(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         v, e = 3 * z[..., :1], z[..., 1:]
@@ -259,36 +275,51 @@ def eight_schools() -> Exact:
         of_tau = t * (pull * eta).sum(-1, keepdims=True) - 2 * t**2 / (25 + t**2) + 1
         scores = [-eta + t * pull, -mu / 25 + pull.sum(-1, keepdims=True), of_tau]
         draws = [eta, mu, np.log(t)]
-        return np.concatenate(draws, -1), np.concatenate(scores, -1), np.concatenate([mu, t, mu + t * eta[..., :1]], -1)
+        return (
+            np.concatenate(draws, -1),
+            np.concatenate(scores, -1),
+            np.concatenate([mu, t, mu + t * eta[..., :1]], -1),
+        )
 
     weight, (centre, spread) = tau.weights(), given(tau.log_value)
     variance = np.exp(2 * tau.log_value)
     pull = errors[0] ** 2 / (errors[0] ** 2 + variance)  # θ is between the datum and μ
     theta = NormalMixture(
-        weight, pull * centre + (1 - pull) * effects[0], np.sqrt((pull * spread) ** 2 + pull * variance)
+        weight,
+        pull * centre + (1 - pull) * effects[0],
+        np.sqrt((pull * spread) ** 2 + pull * variance),
     )
     return Exact(10, transform, (NormalMixture(weight, centre, spread), tau, theta))
 
 
 def regression(shared: Path) -> Exact:
     """Bayesian linear regression of posteriordb; quantities are two coefficients and σ."""
-    data = posteriordb._read(needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc")
+    data = posteriordb._read(
+        needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc"
+    )
     design, outcome = np.array(data["X"]), np.array(data["y"])
     n, d = design.shape
     squares, axes = np.linalg.eigh(design.T @ design)
     along = axes.T @ design.T @ outcome
 
     def given(log_sigma: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return precisions and means (…, d) of the coefficients given σ, along the axes of the design."""
+        """Return precisions and means (…, d) of the coefficients given σ, along the axes of the
+        design."""
         square = np.exp(2 * log_sigma)[..., None]
         precision = squares / square + 0.01
         return precision, along / square / precision
 
-    centre = 0.5 * np.log(np.mean((outcome - design @ np.linalg.lstsq(design, outcome, rcond=None)[0]) ** 2))
+    centre = 0.5 * np.log(
+        np.mean((outcome - design @ np.linalg.lstsq(design, outcome, rcond=None)[0]) ** 2)
+    )
     log_sigma = np.linspace(centre - 0.8, centre + 0.8, 4_001)
     precision, mean = given(log_sigma)
     square = np.exp(2 * log_sigma)
-    fit = 0.5 * (precision * mean**2).sum(-1) - 0.5 * np.log(precision).sum(-1) - 0.5 * outcome @ outcome / square
+    fit = (
+        0.5 * (precision * mean**2).sum(-1)
+        - 0.5 * np.log(precision).sum(-1)
+        - 0.5 * outcome @ outcome / square
+    )
     sigma = LogGrid.of(log_sigma, fit - n * log_sigma - square / 200 + log_sigma)
 
     def transform(z: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -299,10 +330,17 @@ def regression(shared: Path) -> Exact:
         of_sigma = (left**2).sum(-1, keepdims=True) / square - n - square / 100 + 1
         scores = np.concatenate([left @ design / square - coefficients / 100, of_sigma], -1)
         draws = np.concatenate([coefficients, log_sigma[..., None]], -1)
-        return draws, scores, np.concatenate([coefficients[..., :2], np.exp(log_sigma)[..., None]], -1)
+        return (
+            draws,
+            scores,
+            np.concatenate([coefficients[..., :2], np.exp(log_sigma)[..., None]], -1),
+        )
 
     weight, (precision, mean) = sigma.weights(), given(sigma.log_value)
-    of_each = [NormalMixture(weight, mean @ axes[j], np.sqrt((1 / precision) @ axes[j] ** 2)) for j in range(2)]
+    of_each = [
+        NormalMixture(weight, mean @ axes[j], np.sqrt((1 / precision) @ axes[j] ** 2))
+        for j in range(2)
+    ]
     return Exact(d + 1, transform, (*of_each, sigma))
 
 
@@ -333,7 +371,9 @@ class Truth(NamedTuple):
 def exact_truth(marginals: tuple[Marginal, ...]) -> Truth:
     """Return the truth of marginals that are known."""
     tails = np.array([(1 - PROB) / 2, (1 + PROB) / 2])
-    points = np.stack([np.linspace(*one.ppf(np.array([OUTERMOST, 1 - OUTERMOST])), POINTS) for one in marginals])
+    points = np.stack(
+        [np.linspace(*one.ppf(np.array([OUTERMOST, 1 - OUTERMOST])), POINTS) for one in marginals]
+    )
     value = {
         "P": np.tile(LEVELS, (len(marginals), 1)),
         "quantile": np.stack([one.ppf(LEVELS) for one in marginals]),
@@ -363,7 +403,8 @@ def shortest(marginal: Marginal) -> np.ndarray:
 CELLS = 4_096
 """Of the histogram that a density of long chains is smoothed from."""
 WIDTH = 0.15
-"""Of its kernel, in standard deviations. The kernel is of fourth order, whose bias is of the fourth power of it."""
+"""Of its kernel, in standard deviations. The kernel is of fourth order, whose bias is of the fourth
+power of it."""
 
 
 def long_run_truth(draws: np.ndarray) -> Truth:
@@ -379,7 +420,9 @@ def long_run_truth(draws: np.ndarray) -> Truth:
         points = np.linspace(*np.quantile(whole, [OUTERMOST, 1 - OUTERMOST]), POINTS)
         quantile = np.quantile(whole, LEVELS)
 
-        def answers(ordered: np.ndarray, at: np.ndarray = points, t: np.ndarray = quantile) -> dict[str, np.ndarray]:
+        def answers(
+            ordered: np.ndarray, at: np.ndarray = points, t: np.ndarray = quantile
+        ) -> dict[str, np.ndarray]:
             return {
                 "P": np.searchsorted(ordered, t, side="right") / len(ordered),
                 "quantile": np.quantile(ordered, LEVELS),
@@ -389,13 +432,20 @@ def long_run_truth(draws: np.ndarray) -> Truth:
             }
 
         found = answers(whole) | {"P": LEVELS}
-        # An eighth of the chains is left out at a time: one chain is too short for the ends of a shortest interval.
+        # An eighth of the chains is left out at a time: one chain is too short for the ends of a
+        # shortest interval.
         groups = np.array_split(np.arange(num_chains), 8)
-        without = [answers(np.sort(np.delete(series, group, axis=0), axis=None)) for group in groups]
+        without = [
+            answers(np.sort(np.delete(series, group, axis=0), axis=None)) for group in groups
+        ]
         every_point.append(points)
         for what in WHAT:
             value[what].append(found[what])
-            mcse[what].append(np.sqrt(7 / 8 * ((np.array([one[what] for one in without]) - found[what]) ** 2).sum(0)))
+            mcse[what].append(
+                np.sqrt(
+                    7 / 8 * ((np.array([one[what] for one in without]) - found[what]) ** 2).sum(0)
+                )
+            )
     return Truth(
         np.array(every_point),
         {what: np.array(numbers) for what, numbers in value.items()},
@@ -413,7 +463,8 @@ def smooth_density(ordered: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def smooth_shortest(ordered: np.ndarray) -> np.ndarray:
-    """Return the ends of the shortest interval of many draws, from a polynomial through the widths of all."""
+    """Return the ends of the shortest interval of many draws, from a polynomial through the widths
+    of all."""
     levels = np.linspace(0.002, 1 - PROB - 0.002, 201)
     lower, upper = np.quantile(ordered, levels), np.quantile(ordered, levels + PROB)
     fitted = np.polynomial.Polynomial.fit(levels, upper - lower, 8)
@@ -444,7 +495,9 @@ def exact_cases(name: str, target: Exact, draws: list[int]) -> Iterator[Case]:
         for dependence, coefficient in DEPENDENCE.items():
 
             def sample(r: int, n: int = num_draws // CHAINS, phi: float = coefficient) -> tuple:
-                noise = generator(f"marginals {name} {n} {phi}", r).normal(size=(CHAINS, n, target.num_normals))
+                noise = generator(f"marginals {name} {n} {phi}", r).normal(
+                    size=(CHAINS, n, target.num_normals)
+                )
                 noise[:, 1:] *= np.sqrt(1 - phi**2)
                 z = lfilter([1.0], [1.0, -phi], noise, axis=1)
                 x, scores, values = target.transform(z)
@@ -455,7 +508,8 @@ def exact_cases(name: str, target: Exact, draws: list[int]) -> Iterator[Case]:
 
 
 class Chosen(NamedTuple):
-    """Quantities of a posterior of `costs`: the places of those that are reduced, by row of the table."""
+    """Quantities of a posterior of `costs`: the places of those that are reduced, by row of the
+    table."""
 
     globals: list[int]
     scales: list[int]
@@ -470,7 +524,8 @@ CHOSEN = {
 STORED = 16
 """Replicates of a posterior."""
 TRUTH_RUNS, TRUTH_DRAWS, TRUTH_SEED = 14, 12_500, 50_000
-"""Runs of four chains, and draws of each, that the truth is computed from; these have no draw of the replicates."""
+"""Runs of four chains, and draws of each, that the truth is computed from; these have no draw of
+the replicates."""
 
 
 def posterior_cases(name: str, folder: Path, draws: list[int]) -> Iterator[Case]:
@@ -478,7 +533,11 @@ def posterior_cases(name: str, folder: Path, draws: list[int]) -> Iterator[Case]
     store, rows = costs.Store(folder, name), CHOSEN[name]._asdict()
     chosen = [j for places in rows.values() for j in places]
     first = np.cumsum([0, *map(len, rows.values())])
-    places = {row: list(range(at, at + len(of))) for (row, of), at in zip(rows.items(), first, strict=False) if of}
+    places = {
+        row: list(range(at, at + len(of)))
+        for (row, of), at in zip(rows.items(), first, strict=False)
+        if of
+    }
     truth = long_run_truth(long_run(store)[..., chosen])
     for num_draws in draws:
         n = num_draws // CHAINS
@@ -487,7 +546,10 @@ def posterior_cases(name: str, folder: Path, draws: list[int]) -> Iterator[Case]
             tree = store.replicate(r % STORED)
             part = slice(n * (r // STORED), n * (r // STORED) + n)
             seconds = tree.attrs["sampling_cpu_seconds"] if n == costs.DRAWS else np.nan
-            groups = {group: tree[group].to_dataset().isel(draw=part) for group in ("posterior", "sample_stats")}
+            groups = {
+                group: tree[group].to_dataset().isel(draw=part)
+                for group in ("posterior", "sample_stats")
+            }
             new = xarray.DataTree.from_dict(groups)
             return new, costs.stacked(new, store.posterior.variables)[1][..., chosen], seconds
 
@@ -519,7 +581,9 @@ class Answer(NamedTuple):
     seconds: float
 
 
-def answers(tree: xarray.DataTree, values: np.ndarray, truth: Truth) -> tuple[dict[str, Answer], float, float]:
+def answers(
+    tree: xarray.DataTree, values: np.ndarray, truth: Truth
+) -> tuple[dict[str, Answer], float, float]:
     """Return the answers of a replicate, and the CPU seconds of the fit and of ArviZ's summary."""
     start = time.process_time()
     dist = mp.distribution(tree, values)
@@ -541,8 +605,13 @@ def answers(tree: xarray.DataTree, values: np.ndarray, truth: Truth) -> tuple[di
         numbers = (result.mean, result.mcse, result.mean_plain, result.mcse_plain)
         found[what] = Answer(*(np.reshape(part, shape) for part in numbers), status, seconds)
     flat = values.reshape(-1, values.shape[-1])
-    kernel = [np.interp(at, *array_stats.kde(flat[:, j])[:2], 0.0, 0.0) for j, at in enumerate(truth.points)]
-    found["pdf"] = found["pdf"]._replace(plain=np.array(kernel), plain_mcse=np.full(truth.points.shape, np.nan))
+    kernel = [
+        np.interp(at, *array_stats.kde(flat[:, j])[:2], 0.0, 0.0)
+        for j, at in enumerate(truth.points)
+    ]
+    found["pdf"] = found["pdf"]._replace(
+        plain=np.array(kernel), plain_mcse=np.full(truth.points.shape, np.nan)
+    )
     start = time.process_time()
     arviz_stats.summary({f"x{j}": values[..., j] for j in range(values.shape[-1])})
     return found, fit, time.process_time() - start
@@ -569,17 +638,28 @@ def rows(case: Case, replicates: int) -> list[dict]:
     table = []
     for what in WHAT:
         measured = [result[what] for result in results[1:]]
-        one = Answer(*(np.array([getattr(result, field) for result in measured]) for field in Answer._fields))
-        unit = {"P": 1.0, "pdf": case.truth.value["pdf"].max(axis=1, keepdims=True)}.get(what, spread)
+        one = Answer(
+            *(np.array([getattr(result, field) for result in measured]) for field in Answer._fields)
+        )
+        unit = {"P": 1.0, "pdf": case.truth.value["pdf"].max(axis=1, keepdims=True)}.get(
+            what, spread
+        )
         for label, places in case.places.items():
             numbers = _numbers(what, one, case.truth, unit, places)
-            first = {"target": case.target, "draws": case.draws, "dependence": case.dependence, "what": what}
+            first = {
+                "target": case.target,
+                "draws": case.draws,
+                "dependence": case.dependence,
+                "what": what,
+            }
             first |= {"quantities": label, "number": len(places), "replicates": number}
             table.append(first | numbers | {"call s": float(np.median(one.seconds))} | times)
     return table
 
 
-def _numbers(what: str, found: Answer, truth: Truth, unit: Any, places: list[int]) -> dict[str, Any]:
+def _numbers(
+    what: str, found: Answer, truth: Truth, unit: Any, places: list[int]
+) -> dict[str, Any]:
     """Return gains and calibration of some quantities."""
     value, truth_mcse = truth.value[what], truth.mcse[what]
     unit = np.broadcast_to(unit, value.shape)
@@ -590,10 +670,14 @@ def _numbers(what: str, found: Answer, truth: Truth, unit: Any, places: list[int
         rounding = (found.mcse < ROUNDING * unit) & (np.sqrt(square) < ROUNDED * unit)
         z2 = square / (found.mcse**2 + truth_mcse**2)
         z2 = np.where(unseen | rounding, np.nan, z2)[:, places]
-        plain_z2 = np.where(unseen, np.nan, plain_square / (found.plain_mcse**2 + truth_mcse**2))[:, places]
+        plain_z2 = np.where(unseen, np.nan, plain_square / (found.plain_mcse**2 + truth_mcse**2))[
+            :, places
+        ]
         # Errors of rounding differ by chance: no estimate is told apart from the truth by less.
         floor = (ROUNDING * unit) ** 2
-        mse, plain_mse = (np.maximum(part.mean(0), floor)[places] for part in (square, plain_square))
+        mse, plain_mse = (
+            np.maximum(part.mean(0), floor)[places] for part in (square, plain_square)
+        )
         ratio = plain_mse / mse
         of_cells = np.median(ratio, axis=0)
         by_cell = np.nanmean(z2, axis=(0, 1))
@@ -638,20 +722,30 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--targets gamma(2) funnel\\ d=5 --replicates 2 --draws 400")
     parser.add_argument("--targets", nargs="+", choices=TARGETS, default=list(TARGETS))
-    parser.add_argument("--draws", nargs="+", type=int, choices=REPLICATES, default=list(REPLICATES))
+    parser.add_argument(
+        "--draws", nargs="+", type=int, choices=REPLICATES, default=list(REPLICATES)
+    )
     parser.add_argument("--replicates", type=int, default=40, help="at most; fewer with many draws")
-    parser.add_argument("--folder", type=Path, default=costs.FOLDER, help="of replicates and truths of posteriors")
+    parser.add_argument(
+        "--folder", type=Path, default=costs.FOLDER, help="of replicates and truths of posteriors"
+    )
     add_shared(parser)
     args = parser.parse_args()
     title = "Probabilities, quantiles, intervals and densities: gains, calibration and costs"
     # Rows of targets that are not run again stay as they are.
     path = RESULTS / "marginals.json"
     table = json.loads(path.read_text())["rows"] if path.exists() and not args.quick else []
-    table = [row for row in table if row["target"] not in args.targets or row["draws"] not in args.draws]
+    table = [
+        row for row in table if row["target"] not in args.targets or row["draws"] not in args.draws
+    ]
     for case in cases(args):
         table += rows(case, args.replicates)
         table.sort(key=lambda row: (TARGETS.index(row["target"]), row["draws"]))
-        print(f"{case.target}, {case.draws} draws, {case.dependence}: done", file=sys.stderr, flush=True)
+        print(
+            f"{case.target}, {case.draws} draws, {case.dependence}: done",
+            file=sys.stderr,
+            flush=True,
+        )
         emit("marginals", title, table, final=False)
     emit("marginals", title, table)
 

@@ -2,8 +2,9 @@
 
     python -m benchmarks.control.out_of_rkhs
 
-500 independent draws as 4 chains of 125. The error that a kernel's own model gives its rule is too small here
-(docs/mathematics.md section 5); `Estimate.mcse`, from held-out residuals, has to cover the truth.
+500 independent draws as 4 chains of 125. The error that a kernel's own model gives its rule is too
+small here (docs/mathematics.md section 5); `Estimate.mcse`, from held-out residuals, has to cover
+the truth.
 """
 
 import jax
@@ -30,7 +31,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--minutes", type=float, default=float("inf"), help="stop early")
     args = parser.parse_args()
-    runs = replicate("out_of_rkhs", sample, {m: m for m in args.methods}, args.replications, args.minutes)
+    runs = replicate(
+        "out_of_rkhs", sample, {m: m for m in args.methods}, args.replications, args.minutes
+    )
     rows = [calibration_row(method, run, 0, "mean exp(.3x)", TRUTH) for method, run in runs.items()]
     emit_calibration("out_of_rkhs", "f = mean exp(.3x), N(0, I₄), 4 × 125", rows, args.replications)
 

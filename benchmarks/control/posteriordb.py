@@ -1,10 +1,12 @@
-"""10,000 posteriordb reference draws through `attach_scores`: variance ratios and errors against exact values.
+"""10,000 posteriordb reference draws through `attach_scores`: variance ratios and errors against
+exact values.
 
     python -m benchmarks.control.posteriordb
 
-blr and eight schools have exact expectations, by quadrature. lynx–hare is compared with its reference means in combined
-Monte Carlo standard errors. An in-sample fit of degree 2 has variance ratios of 1080–1250 on blr, 4.5 (τ) to 102 (μ) on
-eight schools and 57–136 on lynx–hare; cross-fitted ones should reach 0.9 of the least of these.
+blr and eight schools have exact expectations, by quadrature. lynx–hare is compared with its
+reference means in combined Monte Carlo standard errors. An in-sample fit of degree 2 has variance
+ratios of 1080–1250 on blr, 4.5 (τ) to 102 (μ) on eight schools and 57–136 on lynx–hare;
+cross-fitted ones should reach 0.9 of the least of these.
 """
 
 import json
@@ -70,7 +72,9 @@ def _rows(posterior: str, root: Path, methods: list[str]) -> list[dict]:
                     "method": method,
                     "quantity": name,
                     "ratio": found.variance_ratio[j],
-                    "ratio met": ("yes" if found.variance_ratio[j] >= 0.9 * floor else "NO") if judged else "",
+                    "ratio met": ("yes" if found.variance_ratio[j] >= 0.9 * floor else "NO")
+                    if judged
+                    else "",
                     "gain": found.gain[j],
                     "mean": found.mean[j],
                     "mcse": found.mcse[j],
@@ -135,11 +139,18 @@ def _eight(root: Path) -> tuple:
 def _lynx_hare(root: Path) -> tuple:
     posterior = "hudson_lynx_hare-lotka_volterra"
     draws = _chains(root, posterior)
-    sites = {name: _vector(draws, name, size) for name, size in (("theta", 4), ("z_init", 2), ("sigma", 2))}
+    sites = {
+        name: _vector(draws, name, size)
+        for name, size in (("theta", 4), ("z_init", 2), ("sigma", 2))
+    }
     tree = mp.attach_scores(_tree(sites), lotka_volterra.model, **lotka_volterra.data("stan"))
     reference = json.loads((root / posterior / f"mean_value.{posterior}.json").read_text())
     truths = dict(
-        zip(reference["names"], zip(reference["mean_value"], reference["mcse_mean"], strict=True), strict=True)
+        zip(
+            reference["names"],
+            zip(reference["mean_value"], reference["mcse_mean"], strict=True),
+            strict=True,
+        )
     )
     return tree, list(draws), np.stack(list(draws.values()), -1), truths
 

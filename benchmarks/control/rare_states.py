@@ -1,25 +1,31 @@
-"""Errors where the chain has hardly been: posteriors with thin tails and necks, against exact truths.
+"""Errors where the chain has hardly been: posteriors with thin tails and necks, against exact
+truths.
 
     python -m benchmarks.control.rare_states [--targets NAME ...] [--draws N ...]
 
-Twelve targets (`benchmarks.control._rare_targets`): scales of Gaussian processes seen at 11 and 6 points, logistic
-regression that is nearly separated, degrees of freedom of a t, a small weight of a mixture, the same with a mode that
-one draw in 500 visits, a variance near zero, truncated and censored normals, two normals far apart, a funnel, and
-logarithms of gamma variables. Four chains, of independent draws or of AR(1) normals with coefficient 0.9 that drive the
-same maps. A row is one target, number of draws, dependence, and method or, of `auto`, probabilities P, quantiles and
-densities of every coordinate, at its 0.05, 0.5 and 0.95 quantiles. What is measured is what is returned by default,
-with nothing left out.
+Twelve targets (`benchmarks.control._rare_targets`): scales of Gaussian processes seen at 11 and 6
+points, logistic regression that is nearly separated, degrees of freedom of a t, a small weight of a
+mixture, the same with a mode that one draw in 500 visits, a variance near zero, truncated and
+censored normals, two normals far apart, a funnel, and logarithms of gamma variables. Four chains,
+of independent draws or of AR(1) normals with coefficient 0.9 that drive the same maps. A row is one
+target, number of draws, dependence, and method or, of `auto`, probabilities P, quantiles and
+densities of every coordinate, at its 0.05, 0.5 and 0.95 quantiles. What is measured is what is
+returned by default, with nothing left out.
 
-``true`` : mean square error of the plain estimate over that of this one, the median over cells: quantities, or points
-    of them. ``ratio`` : of the reported over the true gain, the median over the cells that gain more than 1.5.
-``z²`` : mean of ((estimate − truth)/error)², the median over cells; ``worst z²`` the largest of a cell, ``at`` which.
-``plain z²`` : of the plain estimates of the same cell. Where it is large, too, no error from these draws can be right.
+``true`` : mean square error of the plain estimate over that of this one, the median over cells:
+    quantities, or points
+    of them. ``ratio`` : of the reported over the true gain, the median over the cells that gain
+        more than 1.5.
+``z²`` : mean of ((estimate − truth)/error)², the median over cells; ``worst z²`` the largest of a
+    cell, ``at`` which.
+``plain z²`` : of the plain estimates of the same cell. Where it is large, too, no error from these
+    draws can be right.
 ``max |z|`` : over all cells and replicates.
 ``50 %``, ``80 %``, ``95 %`` : how often the normal interval of that probability covers the truth.
 ``controlled`` : share of the results that have a control variate.
 
-The rule: worst z² at most 1.5, |z| at most 4.5 and a ratio between 0.4 and 1. A cell has a replicate's noise: with 40,
-its z² may be 1.6 by chance where errors are right.
+The rule: worst z² at most 1.5, |z| at most 4.5 and a ratio between 0.4 and 1. A cell has a
+replicate's noise: with 40, its z² may be 1.6 by chance where errors are right.
 """
 
 import json
@@ -66,7 +72,9 @@ class Answer(NamedTuple):
     controlled: np.ndarray
 
 
-def sampled(name: str, target: Rare, num_draws: int, dependence: str, r: int) -> tuple[np.ndarray, np.ndarray]:
+def sampled(
+    name: str, target: Rare, num_draws: int, dependence: str, r: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Return draws and scores (c, n, d) of one replicate."""
     phi, shape = DEPENDENCE[dependence], (CHAINS, num_draws // CHAINS, target.num_normals)
     noise = generator(f"rare {name} {num_draws} {dependence}", r).normal(size=shape)
@@ -74,7 +82,9 @@ def sampled(name: str, target: Rare, num_draws: int, dependence: str, r: int) ->
     return target.transform(lfilter([1.0], [1.0, -phi], noise, axis=1))
 
 
-def answers(target: Rare, x: np.ndarray, scores: np.ndarray, wanted: list[str]) -> Iterator[tuple[str, Answer]]:
+def answers(
+    target: Rare, x: np.ndarray, scores: np.ndarray, wanted: list[str]
+) -> Iterator[tuple[str, Answer]]:
     """Yield what is found of each method, and of each kind of function."""
     tree = mp.from_arrays(x, scores, allow_bad_scores=True)
     values = np.stack([f(x) for f, _ in target.means.values()], -1)
@@ -96,7 +106,9 @@ def answers(target: Rare, x: np.ndarray, scores: np.ndarray, wanted: list[str]) 
         yield "quantile", _answer(dist.quantile(LEVELS))
     if "pdf" in wanted:
         flat = quantities.reshape(-1, quantities.shape[-1])
-        kernel = [np.interp(at, *array_stats.kde(flat[:, j])[:2], 0.0, 0.0) for j, at in enumerate(points)]
+        kernel = [
+            np.interp(at, *array_stats.kde(flat[:, j])[:2], 0.0, 0.0) for j, at in enumerate(points)
+        ]
         yield "pdf", _answer(dist.pdf(points))._replace(plain=np.concatenate(kernel))
 
 
@@ -119,13 +131,18 @@ def truths(target: Rare) -> dict[str, tuple[list[str], np.ndarray]]:
     return {kind: (labels, value) for kind, value in exact.items()} | dict.fromkeys(METHODS, means)
 
 
-def rows(name: str, target: Rare, num_draws: int, dependence: str, replicates: int, wanted: list[str]) -> list[dict]:
+def rows(
+    name: str, target: Rare, num_draws: int, dependence: str, replicates: int, wanted: list[str]
+) -> list[dict]:
     """Return the rows of one target with so many draws."""
     records: dict[str, list[Answer]] = {}
     for r in range(replicates):
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of scores, and of chains that disagree: what is returned counts
-            for kind, answer in answers(target, *sampled(name, target, num_draws, dependence, r), wanted):
+            # of scores, and of chains that disagree: what is returned counts
+            warnings.simplefilter("ignore")
+            for kind, answer in answers(
+                target, *sampled(name, target, num_draws, dependence, r), wanted
+            ):
                 records.setdefault(kind, []).append(answer)
     exact = truths(target)
     first = {"target": name, "draws": num_draws, "dependence": dependence}
@@ -142,14 +159,19 @@ def _row(found: Answer, labels: list[str], exact: np.ndarray) -> dict[str, Any]:
         warnings.simplefilter("ignore", RuntimeWarning)  # of cells with nothing but NaN
         gap, plain_gap = found.mean - exact, found.plain - exact
         plain_size = np.sqrt((plain_gap**2).mean(0))
-        rounding = (found.mcse < ROUNDING * plain_size) & (np.abs(gap) < 1e3 * ROUNDING * plain_size)
+        rounding = (found.mcse < ROUNDING * plain_size) & (
+            np.abs(gap) < 1e3 * ROUNDING * plain_size
+        )
         z = np.where(rounding, np.nan, gap / found.mcse)
         true = (plain_gap**2).mean(0) / (gap**2).mean(0)
         reported = np.median((found.plain_mcse / found.mcse) ** 2, axis=0)
         z2, plain_z2 = np.nanmean(z**2, axis=0), ((plain_gap / found.plain_mcse) ** 2).mean(0)
         worst, gaining = int(np.nanargmax(z2)), true > GAIN
         known = np.abs(z[~np.isnan(z)])
-        covered = {f"{100 * p:g} %": float(np.mean(known < scipy.stats.norm.isf((1 - p) / 2))) for p in COVERAGE}
+        covered = {
+            f"{100 * p:g} %": float(np.mean(known < scipy.stats.norm.isf((1 - p) / 2)))
+            for p in COVERAGE
+        }
         return {
             "true": float(np.median(true)),
             "ratio": float(np.median((reported / true)[gaining])) if gaining.any() else "",

@@ -1,8 +1,10 @@
-"""South et al. (2022), f = 1 + x₂ + 0.1x₁x₂x₃ + sin(x₁)exp(−(x₂x₃)²) under N(0, I₄): RMSE at N = 500.
+"""South et al. (2022), f = 1 + x₂ + 0.1x₁x₂x₃ + sin(x₁)exp(−(x₂x₃)²) under N(0, I₄): RMSE at N =
+500.
 
     python -m benchmarks.control.south2022
 
-The R package ZVCV has 0.0497 (plain), 0.0109 (ZV2), 0.0211 (CF) and 0.0058 (SECF). Target: at most 0.0058.
+The R package ZVCV has 0.0497 (plain), 0.0109 (ZV2), 0.0211 (CF) and 0.0058 (SECF). Target: at most
+0.0058.
 """
 
 import jax
@@ -50,7 +52,13 @@ def main() -> None:
                     "status": run.statuses(0),
                 }
             )
-    emit("south2022", "South et al. (2022), N = 500", rows, replications=args.replications, truth=TRUTH)
+    emit(
+        "south2022",
+        "South et al. (2022), N = 500",
+        rows,
+        replications=args.replications,
+        truth=TRUTH,
+    )
 
 
 def _sampler(shape: tuple[int, int]):

@@ -1,10 +1,12 @@
-"""Stein weights of many draws under a budget, beside Stein thinning, a dense subset and the plain mean.
+"""Stein weights of many draws under a budget, beside Stein thinning, a dense subset and the plain
+mean.
 
     taskset -c 0 python -m benchmarks.control.stein_weights
 
-Four independent 2-D bananas (d = 8), inverse multiquadric of lengthscale 4, f and settings of `large_kernel`. One
-subprocess per row, so that peak memory is the row's own. ``reported`` is the model's error with the amplitude from a
-dense subset; thinning has none. Target: an error of a quarter of the plain mean's at m = 20,000.
+Four independent 2-D bananas (d = 8), inverse multiquadric of lengthscale 4, f and settings of
+`large_kernel`. One subprocess per row, so that peak memory is the row's own. ``reported`` is the
+model's error with the amplitude from a dense subset; thinning has none. Target: an error of a
+quarter of the plain mean's at m = 20,000.
 """
 
 import json
@@ -35,7 +37,9 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--budget", type=int, default=60, help="products with the Stein kernel")
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
-    parser.add_argument("--one", nargs=3, metavar=("METHOD", "SIZE", "SEED"), help="one row, as a JSON line")
+    parser.add_argument(
+        "--one", nargs=3, metavar=("METHOD", "SIZE", "SEED"), help="one row, as a JSON line"
+    )
     args = parser.parse_args()
     if args.one:
         print(json.dumps(row(args.one[0], int(args.one[1]), int(args.one[2]), args.budget)))
@@ -44,12 +48,24 @@ def main() -> None:
     for size in args.sizes:
         for method in args.methods:
             for seed in args.seeds:
-                command = [sys.executable, "-m", "benchmarks.control.stein_weights", "--budget", str(args.budget)]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "benchmarks.control.stein_weights",
+                    "--budget",
+                    str(args.budget),
+                ]
                 command += ["--one", method, str(size), str(seed)]
                 done = subprocess.run(command, capture_output=True, text=True, check=True)
                 rows.append(json.loads(done.stdout.splitlines()[-1]))
                 emit("stein_weights" + args.name, "Stein weights of many draws", rows, final=False)
-    emit("stein_weights" + args.name, "Stein weights of many draws", rows, nugget=NUGGET, budget=args.budget)
+    emit(
+        "stein_weights" + args.name,
+        "Stein weights of many draws",
+        rows,
+        nugget=NUGGET,
+        budget=args.budget,
+    )
 
 
 def row(method: str, m: int, seed: int, budget: int) -> dict[str, Any]:
@@ -73,7 +89,11 @@ def row(method: str, m: int, seed: int, budget: int) -> dict[str, Any]:
         rule = mp.ControlFunctional(KERNEL, NUGGET)
         weights = mp.stein_weights(small, method=rule, standardize=(0.0, 1.0))
         part = f[few].reshape(4, -1)
-        estimate, reported, status = float(weights.mean(part)), float(weights.model_error(part)), str(weights.status)
+        estimate, reported, status = (
+            float(weights.mean(part)),
+            float(weights.model_error(part)),
+            str(weights.status),
+        )
     return {
         "m": m,
         "method": method,

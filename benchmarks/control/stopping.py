@@ -1,16 +1,17 @@
-"""`sample_until`: is what it stops at as accurate as was asked, and does stopping when errors look small bias the mean?
+"""`sample_until`: is what it stops at as accurate as was asked, and does stopping when errors look
+small bias the mean?
 
     python -m benchmarks.control.stopping
 
-Four chains of an autoregression (.5 on the normal scale) with log gamma margins, batches of 250 draws of each, until
-the error of the mean of the second coordinate is a fraction of its posterior standard deviation, ``asked``, that takes
-some thousands of draws. ``plain`` has no control variate; ``first order`` and ``second degree`` gain about 10 and
-1,000.
+Four chains of an autoregression (.5 on the normal scale) with log gamma margins, batches of 250
+draws of each, until the error of the mean of the second coordinate is a fraction of its posterior
+standard deviation, ``asked``, that takes some thousands of draws. ``plain`` has no control variate;
+``first order`` and ``second degree`` gain about 10 and 1,000.
 
 ``draws`` : mean over the runs, and ``from``, ``to`` the least and the most.
-``rmse/asked`` : root mean squared error over what was asked. ``fixed`` : the same of runs of as many draws, the mean
-number of the runs that stopped, planned with hindsight.
-``bias/se`` : mean error over its standard error. ``in 50 %``, ``in 95 %`` : share of normal intervals of the reported
+``rmse/asked`` : root mean squared error over what was asked. ``fixed`` : the same of runs of as
+many draws, the mean number of the runs that stopped, planned with hindsight. ``bias/se`` : mean
+error over its standard error. ``in 50 %``, ``in 95 %`` : share of normal intervals of the reported
 error that hold the truth.
 
 Targets: rmse/asked at most 1.1, bias/se within ±3, at least 92 % in 95 %.
@@ -74,13 +75,24 @@ def run(name: str, case: Case, runs: int) -> dict[str, Any]:
     asked, truth = case.asked * SPREAD[1], TRUTH[1]
     errors, reported, draws = [], [], []
     for replicate in range(runs):
-        found = until(sampler(generator(name, replicate)), ["b"], case.method, asked, False, 400_000, progress=False)
+        found = until(
+            sampler(generator(name, replicate)),
+            ["b"],
+            case.method,
+            asked,
+            False,
+            400_000,
+            progress=False,
+        )
         errors.append(found.estimate.mean[0] - truth)
         reported.append(found.estimate.mcse[0])
         draws.append(4 * found.tree["posterior"].sizes["draw"])
     batches = max(round(np.mean(draws) / 4 / BATCH), 1)
     fixed = [
-        mp.expectation(sampler(generator(f"{name}, fixed", replicate))(batches), ["b"], case.method).mean[0] - truth
+        mp.expectation(
+            sampler(generator(f"{name}, fixed", replicate))(batches), ["b"], case.method
+        ).mean[0]
+        - truth
         for replicate in range(runs)
     ]
     z = np.abs(np.array(errors) / np.array(reported))
@@ -108,7 +120,13 @@ def main() -> None:
         warnings.simplefilter("ignore")
         for name, case in CASES.items():
             rows.append(run(name, case, args.runs))
-            emit("stopping", "sampling until an error is reached", rows, final=name == [*CASES][-1], runs=args.runs)
+            emit(
+                "stopping",
+                "sampling until an error is reached",
+                rows,
+                final=name == [*CASES][-1],
+                runs=args.runs,
+            )
 
 
 if __name__ == "__main__":

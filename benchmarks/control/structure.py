@@ -1,24 +1,29 @@
-"""Means of hierarchical models with and without the structure that their names tell: gains, calibration, costs.
+"""Means of hierarchical models with and without the structure that their names tell: gains,
+calibration, costs.
 
-    python -m benchmarks.control.structure [--models NAME ...] [--structures NAME ...] [--replicates 12]
+    python -m benchmarks.control.structure [--models NAME ...] [--structures NAME ...] [--replicates
+    12]
 
-A row is all globals, scales or locals of a model, each a kind that `benchmarks.control._posteriors` gives every
-variable. One call of `mcmcpost.expectation` reduces all quantities of the model, so that `sampler CPU s` and `reduction
-CPU s` are the same in its rows: medians over the replicates, with programs compiled before.
+A row is all globals, scales or locals of a model, each a kind that `benchmarks.control._posteriors`
+gives every variable. One call of `mcmcpost.expectation` reduces all quantities of the model, so
+that `sampler CPU s` and `reduction CPU s` are the same in its rows: medians over the replicates,
+with programs compiled before.
 
-``structure`` : `with` is ``auto`` with the labels of the trace's coordinates. `without` has labels of scalars only,
-    so that only polynomials and kernels are left. `shuffled` has the trace's labels in random order, so that sums are
-    over coordinates that have nothing in common: it should be no worse than `scores`, the method ``zv1``.
-``true gain`` : mean square error of the plain mean over that of the controlled one, median of the entries, and the
-    least of them.
+``structure`` : `with` is ``auto`` with the labels of the trace's coordinates. `without` has labels
+    of scalars only, so that only polynomials and kernels are left. `shuffled` has the trace's
+    labels in random order, so that sums are over coordinates that have nothing in common: it should
+    be no worse than `scores`, the method ``zv1``.
+``true gain`` : mean square error of the plain mean over that of the controlled one, median of the
+    entries, and the least of them.
 ``reported`` : median of (plain error/controlled error)².
-``z²`` : mean of ((mean − truth)/error)², the error of the truth included, and the largest of an entry. With 12
-    replicates one that is right has z² above 1.75 in one of twenty entries.
-``truth`` : square error of the truth over the mean square error of the controlled mean. Where it is not small, the true
-    gain is larger than the table says.
+``z²`` : mean of ((mean − truth)/error)², the error of the truth included, and the largest of an
+    entry. With 12 replicates one that is right has z² above 1.75 in one of twenty entries.
+``truth`` : square error of the truth over the mean square error of the controlled mean. Where it is
+    not small, the true gain is larger than the table says.
 
-Replicates are 4 × 1,000 draws of nutpie after 1,000 of warm-up. The truth is from 400,000 other draws or 800,000, with
-a control variate by least squares. Both are kept in the folder of `benchmarks.control.costs`.
+Replicates are 4 × 1,000 draws of nutpie after 1,000 of warm-up. The truth is from 400,000 other
+draws or 800,000, with a control variate by least squares. Both are kept in the folder of
+`benchmarks.control.costs`.
 """
 
 import itertools
@@ -85,7 +90,8 @@ STRUCTURES: Mapping[str, Structure] = {
 
 
 def case_of(name: str, structure: Structure, folder: Path) -> costs.Case:
-    """Return a model's case, whose rows are kinds of quantities and whose traces have the labels of a structure."""
+    """Return a model's case, whose rows are kinds of quantities and whose traces have the labels of
+    a structure."""
     store = costs.Store(folder, name)
     first, posterior = store.replicate(0), store.posterior
 
@@ -94,11 +100,17 @@ def case_of(name: str, structure: Structure, folder: Path) -> costs.Case:
         stats = sampled["sample_stats"].to_dataset()
         labels = structure.relabel(stats["unconstrained_parameter"].values, generator(name, r))
         stats = stats.assign_coords(unconstrained_parameter=labels)
-        return costs.reduced_tree(sampled["posterior"].to_dataset(), stats, sampled.attrs["sampling_cpu_seconds"])
+        return costs.reduced_tree(
+            sampled["posterior"].to_dataset(), stats, sampled.attrs["sampling_cpu_seconds"]
+        )
 
     names, _ = costs.stacked(first, posterior.variables)
     kind = [posterior.kinds[label.split("[")[0]] for label in names]
-    places = {one: [j for j, own in enumerate(kind) if own == one] for one in (GLOBALS, SCALES, LOCALS) if one in kind}
+    places = {
+        one: [j for j, own in enumerate(kind) if own == one]
+        for one in (GLOBALS, SCALES, LOCALS)
+        if one in kind
+    }
     num_parameters = first["sample_stats"].sizes["unconstrained_parameter"]
     reduce = costs.expectations(list(posterior.variables))
     return costs.Case(name, num_parameters, tree, reduce, places, store.truth())
@@ -137,11 +149,19 @@ def main() -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--structures", nargs="+", choices=STRUCTURES, default=list(STRUCTURES))
     parser.add_argument("--replicates", type=int, default=12)
-    parser.add_argument("--folder", type=Path, default=costs.FOLDER, help="of replicates and truths")
-    parser.add_argument("--keep", action="store_true", help="keep the other rows of the table as they are")
+    parser.add_argument(
+        "--folder", type=Path, default=costs.FOLDER, help="of replicates and truths"
+    )
+    parser.add_argument(
+        "--keep", action="store_true", help="keep the other rows of the table as they are"
+    )
     args = parser.parse_args()
     title = "Means of hierarchical models, with and without the structure that names tell"
-    kept = json.loads((RESULTS / "structure.json").read_text()) if args.keep and not args.quick else {"rows": []}
+    kept = (
+        json.loads((RESULTS / "structure.json").read_text())
+        if args.keep and not args.quick
+        else {"rows": []}
+    )
     table: list[dict] = kept["rows"]
     for model, name in itertools.product(args.models, args.structures):
         table = [row for row in table if (row["model"], row["structure"]) != (model, name)]

@@ -1,12 +1,14 @@
-"""Seconds and memory of vector-valued fits: against a NumPy prototype in the same run, many tasks, shared draws.
+"""Seconds and memory of vector-valued fits: against a NumPy prototype in the same run, many tasks,
+shared draws.
 
     python -m benchmarks.control.vector_valued_speed
 
-``joint`` is one call of `joint_expectation` on the borehole after a first one has compiled: tuning from three starts,
-the fit, and its eight folds, without the guard; ``with guard`` adds each task's own fit. The prototype, where it is
-present beside the repository, tunes from three starts too and fits once. The authors' code (torch) took 2.1, 3.0 and
-21 s at m = 10, 20 and 50 on another machine. ``62 tasks`` are 31 tempered normals with
-two integrands each, all in one system of 6,200 rows. ``shared`` are ten integrands at the same 2,000 draws.
+``joint`` is one call of `joint_expectation` on the borehole after a first one has compiled: tuning
+from three starts, the fit, and its eight folds, without the guard; ``with guard`` adds each task's
+own fit. The prototype, where it is present beside the repository, tunes from three starts too and
+fits once. The authors' code (torch) took 2.1, 3.0 and 21 s at m = 10, 20 and 50 on another machine.
+``62 tasks`` are 31 tempered normals with two integrands each, all in one system of 6,200 rows.
+``shared`` are ten integrands at the same 2,000 draws.
 """
 
 import importlib.util
@@ -43,8 +45,14 @@ def run_borehole(repeats: int) -> None:
         first = _seconds(lambda plain=plain, tasks=tasks: plain(tasks[0]))
         ours = np.median([_seconds(lambda t=t, plain=plain: plain(t)) for t in tasks[1:]])
         guarded(tasks[0])
-        with_guard = np.median([_seconds(lambda t=t, guarded=guarded: guarded(t)) for t in tasks[1:]])
-        theirs = np.median([_seconds(lambda t=t: _fit_prototype(prototype, t)) for t in tasks[1:]]) if prototype else ""
+        with_guard = np.median(
+            [_seconds(lambda t=t, guarded=guarded: guarded(t)) for t in tasks[1:]]
+        )
+        theirs = (
+            np.median([_seconds(lambda t=t: _fit_prototype(prototype, t)) for t in tasks[1:]])
+            if prototype
+            else ""
+        )
         rows.append(
             {
                 "m": m,
@@ -57,7 +65,12 @@ def run_borehole(repeats: int) -> None:
                 "authors/joint": AUTHORS[m] / ours if m in AUTHORS else "",
             }
         )
-    emit("vector_valued_speed", "Borehole: seconds a fit, two tasks of m draws", rows, repeats=repeats)
+    emit(
+        "vector_valued_speed",
+        "Borehole: seconds a fit, two tasks of m draws",
+        rows,
+        repeats=repeats,
+    )
 
 
 def _prototype():
@@ -93,9 +106,14 @@ def many_tasks(solver: str) -> dict:
         precision = 0.2 + i / 30
         x = rng.normal(size=(1, 100, 1)) / np.sqrt(precision)
         values = np.concatenate([np.cos(x) + 0.1 * x**3, np.exp(0.3 * x)], axis=-1)
-        tasks[f"rung {i}"] = (mp.from_arrays(x, -precision * x, values=values, allow_bad_scores=True), None)
+        tasks[f"rung {i}"] = (
+            mp.from_arrays(x, -precision * x, values=values, allow_bad_scores=True),
+            None,
+        )
     truths = np.array([[np.exp(-1 / (2 * p)), np.exp(0.045 / p)] for p in 0.2 + np.arange(31) / 30])
-    method = mp.VectorValued(guard=False, solver=mp.ConjugateGradients(1e-4, 100, 600) if solver == "cg" else None)
+    method = mp.VectorValued(
+        guard=False, solver=mp.ConjugateGradients(1e-4, 100, 600) if solver == "cg" else None
+    )
     first = _seconds(lambda: mp.joint_expectation(tasks, method, allow_bad_scores=True))
     start = time.perf_counter()
     found = mp.joint_expectation(tasks, method, allow_bad_scores=True)
@@ -118,7 +136,9 @@ def shared_draws(guard: bool) -> dict:
     rng = generator("shared draws", 0)
     x = rng.normal(size=(4, 500, 8))
     shifts = np.linspace(0, 1, 10)
-    values = np.stack([np.sin(x[..., 0] + s) + 0.1 * x[..., 1] ** 2 * x[..., 2] for s in shifts], axis=-1)
+    values = np.stack(
+        [np.sin(x[..., 0] + s) + 0.1 * x[..., 1] ** 2 * x[..., 2] for s in shifts], axis=-1
+    )
     truths = np.sin(shifts) * np.exp(-0.5)
     tree = mp.from_arrays(x, -x, values=values)
     method = mp.VectorValued(guard=guard)
@@ -150,7 +170,9 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--tables borehole --repeats 1")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--one", choices=LARGE, help="run one large case in this process and print a JSON line")
+    parser.add_argument(
+        "--one", choices=LARGE, help="run one large case in this process and print a JSON line"
+    )
     parser.add_argument("--tables", nargs="+", default=["borehole", "large"])
     args = parser.parse_args()
     if args.one:
@@ -164,11 +186,21 @@ def main() -> None:
     if "large" in args.tables:
         rows = []
         for case in LARGE:
-            command = [sys.executable, "-m", "benchmarks.control.vector_valued_speed", "--one", case]
+            command = [
+                sys.executable,
+                "-m",
+                "benchmarks.control.vector_valued_speed",
+                "--one",
+                case,
+            ]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows.append({"case": case} | json.loads(done.stdout.strip().splitlines()[-1]))
             print(f"{case} done", file=sys.stderr, flush=True)
-        emit("vector_valued_large", "Many tasks in one system, and tasks that share their draws", rows)
+        emit(
+            "vector_valued_large",
+            "Many tasks in one system, and tasks that share their draws",
+            rows,
+        )
 
 
 if __name__ == "__main__":

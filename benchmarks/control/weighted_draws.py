@@ -1,14 +1,16 @@
-"""Weighted draws: the self-normalised mean, weighted control variates, and control variates after resampling.
+"""Weighted draws: the self-normalised mean, weighted control variates, and control variates after
+resampling.
 
     python -m benchmarks.control.weighted_draws
 
-``importance`` draws from a Student t of five degrees around the target, ``smc`` is BlackJAX's adaptive tempering by
-Hamiltonian moves, ``nested`` is dynesty with random walks. Each replication has one chain of draws. ``resampled`` is
-what one does without weights: as many draws of equal weight as there were, with replacement, and `expectation` by
-"auto" on them. ``gain`` is the ratio of the mean squared errors of the plain and the controlled weighted mean.
+``importance`` draws from a Student t of five degrees around the target, ``smc`` is BlackJAX's
+adaptive tempering by Hamiltonian moves, ``nested`` is dynesty with random walks. Each replication
+has one chain of draws. ``resampled`` is what one does without weights: as many draws of equal
+weight as there were, with replacement, and `expectation` by "auto" on them. ``gain`` is the ratio
+of the mean squared errors of the plain and the controlled weighted mean.
 
-Targets: mean z² of the controlled means at most 2 on every row; rmse of weighted control variates below that after
-resampling.
+Targets: mean z² of the controlled means at most 2 on every row; rmse of weighted control variates
+below that after resampling.
 """
 
 import sys
@@ -36,7 +38,8 @@ class Target(NamedTuple):
     """A density on the unconstrained space.
 
     log_density : of one point (d,), the sum of `log_prior` and `log_likelihood`.
-    prior : (random uniforms (d,)) ↦ a point. location, lower : of the proposal of importance sampling.
+    prior : (random uniforms (d,)) ↦ a point. location, lower : of the proposal of importance
+        sampling.
     integrands : name ↦ function of points (m, d), and its exact expectation.
     """
 
@@ -86,7 +89,8 @@ def _rows(name: str, replications: int) -> list[dict[str, Any]]:
             share = np.exp(logs - logs.max())
             rows = np.sort(rng.choice(len(logs), len(logs), p=share / share.sum()))
             equal = mp.expectation(
-                mp.from_arrays(points[None, rows], slopes[None, rows], allow_bad_scores=True), values[None, rows]
+                mp.from_arrays(points[None, rows], slopes[None, rows], allow_bad_scores=True),
+                values[None, rows],
             )
         pairs = (
             (controlled.mean_plain, controlled.mcse_plain),
@@ -124,9 +128,15 @@ def _rows(name: str, replications: int) -> list[dict[str, Any]]:
 Draws = tuple[np.ndarray, np.ndarray, np.ndarray | None]
 
 
-def _importance(target: Target, rng: np.random.Generator, size: int = 2_000, freedom: int = 5) -> Draws:
+def _importance(
+    target: Target, rng: np.random.Generator, size: int = 2_000, freedom: int = 5
+) -> Draws:
     d = len(target.location)
-    standard = 1.2 * rng.standard_normal((size, d)) / np.sqrt(rng.chisquare(freedom, size=(size, 1)) / freedom)
+    standard = (
+        1.2
+        * rng.standard_normal((size, d))
+        / np.sqrt(rng.chisquare(freedom, size=(size, 1)) / freedom)
+    )
     points = target.location + standard @ target.lower.T
     proposal = -0.5 * (freedom + d) * np.log1p(((standard / 1.2) ** 2).sum(1) / freedom)
     return points, np.asarray(jax.vmap(target.log_density)(points)) - proposal, None
@@ -161,7 +171,9 @@ def _tempered(target: Target, rng: np.random.Generator, size: int = 1_000) -> Dr
 
 def _nested(target: Target, rng: np.random.Generator, live: int = 250) -> Draws:
     d = len(target.location)
-    run = dynesty.NestedSampler(target.likelihood, target.prior, d, nlive=live, rstate=rng, sample="rwalk", walks=40)
+    run = dynesty.NestedSampler(
+        target.likelihood, target.prior, d, nlive=live, rstate=rng, sample="rwalk", walks=40
+    )
     run.run_nested(print_progress=False)
     tree = mp.from_dynesty(run.results)
     stats = tree["sample_stats"]
@@ -201,7 +213,9 @@ def _banana() -> Target:
         lambda x: -0.5 * x @ x / 25,
         lambda x: -0.5 * (x[0] ** 2 + (x[1] + CURVATURE * (x[0] ** 2 - 1)) ** 2) + 0.5 * x @ x / 25,
         lambda u: 5 * norm.ppf(u),
-        lambda x: float(-0.5 * (x[0] ** 2 + (x[1] + CURVATURE * (x[0] ** 2 - 1)) ** 2) + 0.5 * x @ x / 25),
+        lambda x: float(
+            -0.5 * (x[0] ** 2 + (x[1] + CURVATURE * (x[0] ** 2 - 1)) ** 2) + 0.5 * x @ x / 25
+        ),
         np.zeros(2),
         np.diag([1.2, 1.4]),
         {
@@ -218,14 +232,21 @@ def _schools() -> Target:
     effects, errors = jnp.asarray(_eight_schools.EFFECTS), jnp.asarray(_eight_schools.ERRORS)
 
     def log_prior(x: jax.Array) -> jax.Array:
-        return -0.5 * x[:8] @ x[:8] - 0.5 * (x[8] / 5) ** 2 + x[9] - jnp.log1p((jnp.exp(x[9]) / 5) ** 2)
+        return (
+            -0.5 * x[:8] @ x[:8]
+            - 0.5 * (x[8] / 5) ** 2
+            + x[9]
+            - jnp.log1p((jnp.exp(x[9]) / 5) ** 2)
+        )
 
     def likelihood(x: np.ndarray) -> float:
         rest = (_eight_schools.EFFECTS - x[8] - np.exp(x[9]) * x[:8]) / _eight_schools.ERRORS
         return float(-0.5 * rest @ rest)
 
     def prior(u: np.ndarray) -> np.ndarray:
-        return np.concatenate([norm.ppf(u[:8]), [5 * norm.ppf(u[8])], [np.log(5 * cauchy.ppf(0.5 + 0.5 * u[9]))]])
+        return np.concatenate(
+            [norm.ppf(u[:8]), [5 * norm.ppf(u[8])], [np.log(5 * cauchy.ppf(0.5 + 0.5 * u[9]))]]
+        )
 
     wanted = ("mu", "tau", "theta1", "1(mu>5)")
     functions = (

@@ -1,10 +1,12 @@
 """Posteriors whose log evidence is known, and traces of them, for the benchmarks of evidence.
 
-The draws of each replication are exact and independent (gamma–Poisson; a conjugate regression with unknown variance;
-posteriordb's blr, σ by inverse quadrature and β given σ normal; eight schools, τ by inverse quadrature; van der Pol),
-random halves of posteriordb's 10,000 reference draws (``eight_schools_halves``, whose coverage is therefore a count,
-not a test), or by NUTS (radiata pine; a logistic regression of ten coefficients, whose value is by importance sampling
-from twenty million proposals; hare-lynx and its rival, stretches of one long run, whose value is from another run).
+The draws of each replication are exact and independent (gamma–Poisson; a conjugate regression with
+unknown variance; posteriordb's blr, σ by inverse quadrature and β given σ normal; eight schools, τ
+by inverse quadrature; van der Pol), random halves of posteriordb's 10,000 reference draws
+(``eight_schools_halves``, whose coverage is therefore a count, not a test), or by NUTS (radiata
+pine; a logistic regression of ten coefficients, whose value is by importance sampling from twenty
+million proposals; hare-lynx and its rival, stretches of one long run, whose value is from another
+run).
 """
 
 import sys
@@ -59,13 +61,18 @@ def _gamma_poisson(_shared: Path, _replications: int) -> Posterior:
     truth -= after * np.log(rate + len(counts))
 
     def trace(r: int) -> xarray.DataTree:
-        return tree_of(mean=generator("gamma_poisson", r).gamma(after, 1 / (rate + len(counts)), size=(4, 1000)))
+        return tree_of(
+            mean=generator("gamma_poisson", r).gamma(
+                after, 1 / (rate + len(counts)), size=(4, 1000)
+            )
+        )
 
     return Posterior(model, {"counts": counts}, float(truth), trace)
 
 
 def _regression(_shared: Path, _replications: int) -> Posterior:
-    """β given σ² is N(0, 4σ²) and σ² is inverse gamma(3, 2): the evidence is that of a multivariate Student t."""
+    """β given σ² is N(0, 4σ²) and σ² is inverse gamma(3, 2): the evidence is that of a multivariate
+    Student t."""
     rng = np.random.default_rng(1)
     design = np.c_[np.ones(30), rng.normal(size=(30, 4))]
     outcome = design @ rng.normal(size=5) + rng.normal(size=30)
@@ -92,7 +99,9 @@ def _regression(_shared: Path, _replications: int) -> Posterior:
 
 
 def _blr(shared: Path, _replications: int) -> Posterior:
-    data = posteriordb._read(needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc")
+    data = posteriordb._read(
+        needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc"
+    )
     design, outcome = np.array(data["X"], float), np.array(data["y"], float)
     left, singular, right = np.linalg.svd(design, full_matrices=False)
     fitted = outcome @ left
@@ -109,29 +118,38 @@ def _blr(shared: Path, _replications: int) -> Posterior:
         sigma = np.exp(np.interp(rng.random(5_000), mass / mass[-1], grid))[:, None]
         precision = singular**2 / sigma**2 + 0.01
         beta = (
-            singular * fitted / sigma**2 / precision + rng.standard_normal(precision.shape) / np.sqrt(precision)
+            singular * fitted / sigma**2 / precision
+            + rng.standard_normal(precision.shape) / np.sqrt(precision)
         ) @ right
         return tree_of(beta=beta.reshape(10, 500, -1), sigma=sigma.reshape(10, 500))
 
-    return Posterior(posteriordb._blr_model, {"design": design, "outcome": outcome}, -194.9675885389, trace)
+    return Posterior(
+        posteriordb._blr_model, {"design": design, "outcome": outcome}, -194.9675885389, trace
+    )
 
 
 def _schools(_shared: Path, _replications: int) -> Posterior:
     def trace(r: int) -> xarray.DataTree:
         drawn = _eight_schools.exact_draws(generator("eight_schools", r), 4_000)
-        return tree_of(**{name: array.reshape(4, 1000, *array.shape[1:]) for name, array in drawn.items()})
+        return tree_of(
+            **{name: array.reshape(4, 1000, *array.shape[1:]) for name, array in drawn.items()}
+        )
 
     return Posterior(_eight_schools.model, {}, -31.3113473523, trace)
 
 
 def _schools_halves(shared: Path, _replications: int) -> Posterior:
     """Random halves of one sample of 10,000 draws, so that their errors are not independent."""
-    tree = posteriordb.CASES["eight_schools"](needed(shared / "data" / "posteriordb", "--shared"))[0]
+    tree = posteriordb.CASES["eight_schools"](needed(shared / "data" / "posteriordb", "--shared"))[
+        0
+    ]
     stats = tree["sample_stats"].to_dataset()
 
     def trace(r: int) -> xarray.DataTree:
         rng = generator("eight_schools", r)
-        chosen = [np.sort(rng.permutation(stats.sizes["draw"])[:500]) for _ in range(stats.sizes["chain"])]
+        chosen = [
+            np.sort(rng.permutation(stats.sizes["draw"])[:500]) for _ in range(stats.sizes["chain"])
+        ]
         take = np.stack(chosen)[..., None]
         return mp.from_arrays(
             np.take_along_axis(stats["unconstrained_draw"].values, take, axis=1),
@@ -156,18 +174,26 @@ def _logistic(_shared: Path, replications: int) -> Posterior:
         beta = numpyro.sample("beta", dist.Normal(0.0, 2.0).expand([10]).to_event(1))
         numpyro.sample("y", dist.Bernoulli(logits=design @ beta), obs=outcome)
 
-    found = _by_nuts(model, {"design": design, "outcome": outcome.astype(int)}, replications, np.nan)
+    found = _by_nuts(
+        model, {"design": design, "outcome": outcome.astype(int)}, replications, np.nan
+    )
     exact = [
         mp.laplace_evidence(found.trace(0), model, key=key, num_proposals=2_000_000, **found.kwargs)
         for key in jax.random.split(jax.random.key(0), 10)
     ]
-    truth, error = np.mean([e.value for e in exact]), np.linalg.norm([e.mcse for e in exact]) / len(exact)
+    truth, error = (
+        np.mean([e.value for e in exact]),
+        np.linalg.norm([e.mcse for e in exact]) / len(exact),
+    )
     print(f"logistic: {truth:.6f} ± {error:.2g} by importance sampling", file=sys.stderr)
     return found._replace(truth=float(truth))
 
 
-def _by_nuts(model: Callable[..., Any], kwargs: dict[str, Any], replications: int, truth: float) -> Posterior:
-    """Sample four chains of 1,000 draws for every replication, all of them one vectorised program."""
+def _by_nuts(
+    model: Callable[..., Any], kwargs: dict[str, Any], replications: int, truth: float
+) -> Posterior:
+    """Sample four chains of 1,000 draws for every replication, all of them one vectorised
+    program."""
     mcmc = MCMC(
         NUTS(model, dense_mass=True),
         num_warmup=1000,
@@ -200,7 +226,8 @@ def _van_der_pol(_shared: Path, _replications: int) -> Posterior:
 
 
 def _hare_lynx(replications: int, *, limited: bool) -> Posterior:
-    """Cut one long run of four chains into stretches of 1,000 draws; the value is from another run as long."""
+    """Cut one long run of four chains into stretches of 1,000 draws; the value is from another run
+    as long."""
     kwargs, start = lotka_volterra.data(limited=limited), lotka_volterra.init(limited=limited)
 
     def run(seed: int) -> dict[str, np.ndarray]:
@@ -218,11 +245,19 @@ def _hare_lynx(replications: int, *, limited: bool) -> Posterior:
     long, other = run(2), run(3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        found = mp.bridge_evidence(tree_of(**other), lotka_volterra.model, key=jax.random.key(4), **kwargs)
-    print(f"hare-lynx, limited={limited}: {found.value:.6f} ± {found.error:.2g}", file=sys.stderr, flush=True)
+        found = mp.bridge_evidence(
+            tree_of(**other), lotka_volterra.model, key=jax.random.key(4), **kwargs
+        )
+    print(
+        f"hare-lynx, limited={limited}: {found.value:.6f} ± {found.error:.2g}",
+        file=sys.stderr,
+        flush=True,
+    )
 
     def trace(r: int) -> xarray.DataTree:
-        return tree_of(**{name: array[:, 1_000 * r : 1_000 * (r + 1)] for name, array in long.items()})
+        return tree_of(
+            **{name: array[:, 1_000 * r : 1_000 * (r + 1)] for name, array in long.items()}
+        )
 
     return Posterior(lotka_volterra.model, kwargs, found.value, trace)
 

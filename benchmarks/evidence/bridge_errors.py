@@ -2,15 +2,16 @@
 
     python -m benchmarks.evidence.bridge_errors
 
-Draws are functions of stationary Gaussian AR(1) chains, so that they are exactly of their target whatever the
-correlation: a skew coordinate, a funnel and a banana in five dimensions. Four chains of 500 draws give both plain
-bridges with the default number of proposals.
+Draws are functions of stationary Gaussian AR(1) chains, so that they are exactly of their target
+whatever the correlation: a skew coordinate, a funnel and a banana in five dimensions. Four chains
+of 500 draws give both plain bridges with the default number of proposals.
 
-``true`` is the standard deviation of the estimates over the replications, ``error`` the mean of what is reported.
-``half``, ``half error`` and ``reshuffled`` are about a single direction, one half of the draws fitted and the other
-bridged. Reshuffling (Micaletto and Vehtari 2025, arXiv:2508.14487) cuts each chain into ten blocks, assigns them at
-random to the two halves, and takes the standard deviation of the estimate over eight assignments; it knows correlation
-up to the length of a block.
+``true`` is the standard deviation of the estimates over the replications, ``error`` the mean of
+what is reported. ``half``, ``half error`` and ``reshuffled`` are about a single direction, one half
+of the draws fitted and the other bridged. Reshuffling (Micaletto and Vehtari 2025,
+arXiv:2508.14487) cuts each chain into ten blocks, assigns them at random to the two halves, and
+takes the standard deviation of the estimate over eight assignments; it knows correlation up to the
+length of a block.
 
 Targets: mean z² between 0.6 and 1.5.
 """
@@ -37,13 +38,20 @@ NAMES = ("a", "b", "c", "d", "e")
 def _bend(z: np.ndarray) -> np.ndarray:
     """Return draws of the target, of standard normals (n, 5)."""
     skew = np.log(gamma.ppf(norm.cdf(z[:, 0]), 1.5))
-    return np.stack([skew, z[:, 1], z[:, 2] * np.exp(0.8 * z[:, 1]), z[:, 3], z[:, 4] + z[:, 3] ** 2], axis=1)
+    return np.stack(
+        [skew, z[:, 1], z[:, 2] * np.exp(0.8 * z[:, 1]), z[:, 3], z[:, 4] + z[:, 3] ** 2], axis=1
+    )
 
 
 def _log_density(x: np.ndarray) -> np.ndarray:
     """Return the log density of the target, normalised."""
     skew = 1.5 * x[:, 0] - np.exp(x[:, 0]) - gammaln(1.5)
-    rest = x[:, 1] ** 2 + (x[:, 2] * np.exp(-0.8 * x[:, 1])) ** 2 + x[:, 3] ** 2 + (x[:, 4] - x[:, 3] ** 2) ** 2
+    rest = (
+        x[:, 1] ** 2
+        + (x[:, 2] * np.exp(-0.8 * x[:, 1])) ** 2
+        + x[:, 3] ** 2
+        + (x[:, 4] - x[:, 3] ** 2) ** 2
+    )
     return skew - 0.5 * rest - 0.8 * x[:, 1] - 2.0 * np.log(2 * np.pi)
 
 
@@ -56,7 +64,12 @@ def main() -> None:
     for correlation in CORRELATIONS:
         rows += _rows(correlation, args.replications)
         print(f"correlation {correlation}", file=sys.stderr, flush=True)
-    emit("bridge_errors", "error of the bridge under autocorrelation", rows, replications=args.replications)
+    emit(
+        "bridge_errors",
+        "error of the bridge under autocorrelation",
+        rows,
+        replications=args.replications,
+    )
 
 
 def _rows(correlation: float, replications: int) -> list[dict]:
@@ -70,7 +83,9 @@ def _rows(correlation: float, replications: int) -> list[dict]:
         for method, estimate in first.items():
             spread = np.std([other[method].info["halves"][0] for other in again], ddof=1)
             half, half_error = estimate.info["halves"][0], estimate.info["halves_mcse"][0]
-            found.setdefault(method, []).append((estimate.value, estimate.mcse, half, half_error, spread))
+            found.setdefault(method, []).append(
+                (estimate.value, estimate.mcse, half, half_error, spread)
+            )
     return [_row(method, correlation, np.array(values)) for method, values in found.items()]
 
 

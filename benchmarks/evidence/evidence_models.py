@@ -1,12 +1,13 @@
-"""Log evidences of real models from ladders sampled here, every method on the same draws, beside the exact values.
+"""Log evidences of real models from ladders sampled here, every method on the same draws, beside
+the exact values.
 
     python -m benchmarks.evidence.evidence_models
     python -m benchmarks.evidence.evidence_models --models hare_lynx hare_lynx_limited
 
-`bridge` is `bridge_evidence` on a separate, long NUTS run of the posterior. Targets:
-radiata pine's Bayes factor 4862.10 within 0.1 % by thermodynamic integration with control variates and within 1 % by
-bridge sampling; hare-lynx agrees with bridge sampling, its pooled error ten times below plain thermodynamic
-integration's.
+`bridge` is `bridge_evidence` on a separate, long NUTS run of the posterior. Targets: radiata pine's
+Bayes factor 4862.10 within 0.1 % by thermodynamic integration with control variates and within 1 %
+by bridge sampling; hare-lynx agrees with bridge sampling, its pooled error ten times below plain
+thermodynamic integration's.
 """
 
 import time
@@ -33,7 +34,8 @@ RADIATA = {"x": -309.924327665, "z": -301.435101851}
 class Case(NamedTuple):
     """A model with its arguments, start, ladder and exact log evidence, NaN where unknown.
 
-    Hare-lynx runs HMC of equal lengths: trees of NUTS in lockstep, with an ODE solve a leaf, cost several times more.
+    Hare-lynx runs HMC of equal lengths: trees of NUTS in lockstep, with an ODE solve a leaf, cost
+    several times more.
     """
 
     model: Callable[..., Any]
@@ -51,17 +53,23 @@ def cases(shared: Path) -> dict[str, Callable[[], Case]]:
 
     def hare_lynx(limited: bool) -> Case:
         data, start = lotka_volterra.data(limited=limited), lotka_volterra.init(limited=limited)
-        return Case(lotka_volterra.model, data, start, 16, np.nan, mp.HamiltonianKernel(num_steps=8))
+        return Case(
+            lotka_volterra.model, data, start, 16, np.nan, mp.HamiltonianKernel(num_steps=8)
+        )
 
     def blr() -> Case:
-        data = posteriordb._read(needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc")
+        data = posteriordb._read(
+            needed(shared / "data" / "posteriordb", "--shared"), "sblrc-blr", "sblrc"
+        )
         kwargs = {"design": np.array(data["X"], float), "outcome": np.array(data["y"], float)}
         return Case(posteriordb._blr_model, kwargs, None, 16, -194.9675885389)
 
     return {
         "radiata_x": lambda: radiata("x"),
         "radiata_z": lambda: radiata("z"),
-        "van_der_pol": lambda: Case(van_der_pol.model, van_der_pol.data(), van_der_pol.init(), 31, LOG_EVIDENCE),
+        "van_der_pol": lambda: Case(
+            van_der_pol.model, van_der_pol.data(), van_der_pol.init(), 31, LOG_EVIDENCE
+        ),
         "blr": blr,
         "eight_schools": lambda: Case(_eight_schools.model, {}, None, 16, -31.3113473523),
         "hare_lynx": lambda: hare_lynx(False),
@@ -86,14 +94,20 @@ def main() -> None:
         emit(args.name, _TITLE, rows, final=False)
     for one, other in (("radiata_z", "radiata_x"), ("hare_lynx_limited", "hare_lynx")):
         if one in found and other in found:
-            rows += [_factor(one, other, found, method) for method in found[one] if method in found[other]]
+            rows += [
+                _factor(one, other, found, method)
+                for method in found[one]
+                if method in found[other]
+            ]
     emit(args.name, _TITLE, rows, chains=4, draws=args.draws, bayes_factor_radiata=4862.10)
 
 
 _TITLE = "log evidence and Bayes factors, all methods on the same draws"
 
 
-def estimates(name: str, case: Case, draws: int, rows: list[dict[str, Any]]) -> dict[str, tuple[float, float]]:
+def estimates(
+    name: str, case: Case, draws: int, rows: list[dict[str, Any]]
+) -> dict[str, tuple[float, float]]:
     """Append one row per method and return (value, error) of each."""
     start = time.process_time()
     ladder = mp.sample_power_posteriors(
@@ -115,12 +129,17 @@ def estimates(name: str, case: Case, draws: int, rows: list[dict[str, Any]]) -> 
         seconds = time.process_time() - start
         plain = mp.log_evidence(ladder, "plain", path="rungs", degree=0)
         start = time.process_time()
-        bridge = mp.bridge_evidence(_posterior(case), case.model, key=jax.random.key(3), **case.kwargs)
+        bridge = mp.bridge_evidence(
+            _posterior(case), case.model, key=jax.random.key(3), **case.kwargs
+        )
         bridged = time.process_time() - start
     print(*(f"{name}: {item.message}" for item in caught), sep="\n")
     timed = {evidence.method: seconds, "bridge": bridged}
     pairs = {e.method: (e.value, float(np.hypot(e.mcse, _missed(e)))) for e in evidence.estimates}
-    pairs |= {f"plain {e.method}": (e.value, float(np.hypot(e.mcse, _missed(e)))) for e in plain.estimates[:1]}
+    pairs |= {
+        f"plain {e.method}": (e.value, float(np.hypot(e.mcse, _missed(e))))
+        for e in plain.estimates[:1]
+    }
     pairs["bridge"] = (bridge.value, bridge.error)
     for method, (value, error) in pairs.items():
         gap = value - case.exact
@@ -160,7 +179,9 @@ def _posterior(case: Case) -> Any:
     return mp.from_numpyro(mcmc)
 
 
-def _factor(one: str, other: str, found: dict[str, dict[str, tuple[float, float]]], method: str) -> dict[str, Any]:
+def _factor(
+    one: str, other: str, found: dict[str, dict[str, tuple[float, float]]], method: str
+) -> dict[str, Any]:
     (a, ea), (b, eb) = found[one][method], found[other][method]
     error = float(np.hypot(ea, eb))
     exact = RADIATA["z"] - RADIATA["x"] if one == "radiata_z" else np.nan

@@ -2,29 +2,32 @@
 
     python -m benchmarks.evidence.peers --shared DATA
 
-``answer`` is `bridge_evidence` on 4 × 1,000 draws of the posterior (`_posteriors` says whose). On the
-same draws stand
+``answer`` is `bridge_evidence` on 4 × 1,000 draws of the posterior (`_posteriors` says whose). On
+the same draws stand
 
-- ``warp-III``, the method of R's bridgesampling: a normal fitted to one half, as many proposals as draws, the density
-  symmetrised; both halves in turn, as for all methods here;
-- ``harmonic``, the learned harmonic mean (McEwen et al. 2021, arXiv:2111.12720; with a flow, Polanska et al. 2024,
-  arXiv:2405.05969): 1/Z = E[φ/q] over one half, φ the density fitted to the other with its base normal shrunk to the
-  variance 0.8, so that its tails lie within the posterior's. The flow is mcmcpost's own map (`mcmcpost.evidence.warp`),
-  in the place of a neural one;
-- ``ellipsoid``, Gelfand and Dey's estimate with φ a normal cut to the ellipsoid that holds half of it (Robert and
-  Wraith 2009, arXiv:0907.5123): the learned harmonic mean with a normal of reduced volume.
+- ``warp-III``, the method of R's bridgesampling: a normal fitted to one half, as many proposals as
+  draws, the density symmetrised; both halves in turn, as for all methods here;
+- ``harmonic``, the learned harmonic mean (McEwen et al. 2021, arXiv:2111.12720; with a flow,
+  Polanska et al. 2024, arXiv:2405.05969): 1/Z = E[φ/q] over one half, φ the density fitted to the
+  other with its base normal shrunk to the variance 0.8, so that its tails lie within the
+  posterior's. The flow is mcmcpost's own map (`mcmcpost.evidence.warp`), in the place of a neural
+  one;
+- ``ellipsoid``, Gelfand and Dey's estimate with φ a normal cut to the ellipsoid that holds half of
+  it (Robert and Wraith 2009, arXiv:0907.5123): the learned harmonic mean with a normal of reduced
+  volume.
 
 From the prior, and not from the draws, come
 
 - ``nested``: dynesty with 250 live points and its defaults for the dimension;
-- ``stepping stone``: Xie et al. (2011) on 16 rungs ((i − 1)/15)^5 with four chains of 250 draws after 250 of warm-up on
-  each, sampled with NUTS by `sample_power_posteriors`.
+- ``stepping stone``: Xie et al. (2011) on 16 rungs ((i − 1)/15)^5 with four chains of 250 draws
+  after 250 of warm-up on each, sampled with NUTS by `sample_power_posteriors`.
 
-CPU seconds and evaluations are medians for one seed, after the first, which compiles. They leave out the sampling of
-the posterior draws, and include that of the prior ladder. Evaluations are densities, with ``+`` gradients.
+CPU seconds and evaluations are medians for one seed, after the first, which compiles. They leave
+out the sampling of the posterior draws, and include that of the prior ladder. Evaluations are
+densities, with ``+`` gradients.
 
-Targets: rmse of the answer at most that of every other estimate; mean z² of the answer at most 1.5; eight schools to
-.002, the logistic regression to .001 and hare-lynx to .002.
+Targets: rmse of the answer at most that of every other estimate; mean z² of the answer at most 1.5;
+eight schools to .002, the logistic regression to .001 and hare-lynx to .002.
 """
 
 import sys
@@ -119,9 +122,13 @@ def _rows(name: str, shared: Path, replications: int, ladders: int) -> list[dict
 
 
 def _row(name: str, truth: float, method: str, answers: list[Answer]) -> dict[str, Any]:
-    values, errors = (np.array([getattr(a, field) for a in answers]) for field in ("value", "error"))
+    values, errors = (
+        np.array([getattr(a, field) for a in answers]) for field in ("value", "error")
+    )
     later = answers[1:] or answers
-    densities, gradients = (int(np.median([getattr(a, f) for a in later])) for f in ("densities", "gradients"))
+    densities, gradients = (
+        int(np.median([getattr(a, f) for a in later])) for f in ("densities", "gradients")
+    )
     return {
         "model": name,
         "truth": f"{truth:.4f}",
@@ -140,16 +147,23 @@ def _from_draws(posterior: Posterior, tree: xarray.DataTree, r: int) -> dict[str
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         start = time.process_time()
-        answer = mp.bridge_evidence(tree, posterior.model, key=jax.random.key(r), **posterior.kwargs)
+        answer = mp.bridge_evidence(
+            tree, posterior.model, key=jax.random.key(r), **posterior.kwargs
+        )
         seconds = time.process_time() - start
     target = read_target("peers", tree, posterior.model, (), posterior.kwargs, None)
     size = target.draws[..., 0].size
     start = time.process_time()
-    warp = bridge_sampling(target.draws, target.logdensity, key=jax.random.key(r), names=target.names)
+    warp = bridge_sampling(
+        target.draws, target.logdensity, key=jax.random.key(r), names=target.names
+    )
     plain = time.process_time() - start
     return {
-        "answer": Answer(answer.value, answer.error, seconds, answer.info["densities"], answer.info["gradients"]),
-        # Each draw and each proposal, of which there are as many, is evaluated there and at its mirror image.
+        "answer": Answer(
+            answer.value, answer.error, seconds, answer.info["densities"], answer.info["gradients"]
+        ),
+        # Each draw and each proposal, of which there are as many, is evaluated there and at its
+        # mirror image.
         "warp-III": Answer(warp.value, warp.mcse, plain, 4 * size, 0),
         **_reciprocal(target),
     }
@@ -160,12 +174,17 @@ def _reciprocal(target: Target) -> dict[str, Answer]:
     draws = target.draws
     c, n, d = draws.shape
     start = time.process_time()
-    log_q = np.asarray(jax.jit(lambda x: jax.lax.map(target.logdensity, x, batch_size=1024))(draws.reshape(-1, d)))
+    log_q = np.asarray(
+        jax.jit(lambda x: jax.lax.map(target.logdensity, x, batch_size=1024))(draws.reshape(-1, d))
+    )
     log_q, shared = log_q.reshape(c, n), time.process_time() - start
     answers = {}
     for method, log_phi in (("harmonic", _shrunk_flow), ("ellipsoid", _cut_normal)):
         start, values, squares = time.process_time(), [], []
-        for fit, use in ((slice(None, n // 2), slice(n // 2, None)), (slice(n // 2, None), slice(None, n // 2))):
+        for fit, use in (
+            (slice(None, n // 2), slice(n // 2, None)),
+            (slice(n // 2, None), slice(None, n // 2)),
+        ):
             logs = log_phi(draws[:, fit].reshape(-1, d), draws[:, use].reshape(-1, d), target.names)
             logs = logs - log_q[:, use].reshape(-1)
             ratio = np.exp(logs - logs.max())
@@ -173,20 +192,26 @@ def _reciprocal(target: Target) -> dict[str, Answer]:
             values.append(-float(logsumexp(logs) - np.log(len(logs))))
             squares.append((float(mcse) / ratio.mean()) ** 2)
         seconds = shared + time.process_time() - start
-        answers[method] = Answer(float(np.mean(values)), float(np.sqrt(sum(squares)) / 2), seconds, c * n, 0)
+        answers[method] = Answer(
+            float(np.mean(values)), float(np.sqrt(sum(squares)) / 2), seconds, c * n, 0
+        )
     return answers
 
 
 def _shrunk_flow(fitted: np.ndarray, points: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Return log φ at the points, φ the image of N(0, 0.8 I) under the map fitted to other draws."""
+    """Return log φ at the points, φ the image of N(0, 0.8 I) under the map fitted to other
+    draws."""
     flow = fit_warp("peers", fitted, names, len(fitted))
     z = flow.standardise(points)
     square, d = (z**2).sum(1), z.shape[1]
-    return flow.log_density(z) + 0.5 * square * (1 - 1 / TEMPERATURE) - 0.5 * d * np.log(TEMPERATURE)
+    return (
+        flow.log_density(z) + 0.5 * square * (1 - 1 / TEMPERATURE) - 0.5 * d * np.log(TEMPERATURE)
+    )
 
 
 def _cut_normal(fitted: np.ndarray, points: np.ndarray, names: tuple[str, ...]) -> np.ndarray:
-    """Return log φ at the points, φ the normal of other draws in the ellipsoid that holds half of it."""
+    """Return log φ at the points, φ the normal of other draws in the ellipsoid that holds half of
+    it."""
     normal = fit_normal("peers", fitted, names)
     z = normal.standardise(points)
     inside = (z**2).sum(1) < stats.chi2.median(z.shape[1])
@@ -212,17 +237,28 @@ def _stepping_stone(posterior: Posterior, r: int) -> Answer:
 def _nested(prior: Prior, rng: np.random.Generator) -> Answer:
     start = time.process_time()
     sampler = dynesty.NestedSampler(
-        prior.log_likelihood, prior.transform, prior.dimension, nlive=LIVE, rstate=rng, bound="multi", sample="auto"
+        prior.log_likelihood,
+        prior.transform,
+        prior.dimension,
+        nlive=LIVE,
+        rstate=rng,
+        bound="multi",
+        sample="auto",
     )
     sampler.run_nested(print_progress=False)
     found = sampler.results
     return Answer(
-        float(found.logz[-1]), float(found.logzerr[-1]), time.process_time() - start, int(np.sum(found.ncall)), 0
+        float(found.logz[-1]),
+        float(found.logzerr[-1]),
+        time.process_time() - start,
+        int(np.sum(found.ncall)),
+        0,
     )
 
 
 def _hierarchical(_shared: Path, _replications: int) -> Posterior:
-    """y of 37 groups of five is N(θ, 1), θ = μ + τη with η ~ N(0, 1), μ ~ N(0, 25), log τ ~ N(0, 1): by quadrature."""
+    """y of 37 groups of five is N(θ, 1), θ = μ + τη with η ~ N(0, 1), μ ~ N(0, 25), log τ ~ N(0,
+    1): by quadrature."""
     rng = np.random.default_rng(5)
     y = 1.0 + 0.7 * rng.normal(size=(GROUPS, 1)) + rng.normal(size=(GROUPS, EACH))
 
@@ -240,7 +276,9 @@ def _hierarchical(_shared: Path, _replications: int) -> Posterior:
     squares = (means**2).sum() / variance - centre**2 * precision
     given = -0.5 * (GROUPS * np.log(2 * np.pi * variance) + np.log(25 * precision) + squares)
     logs = given + stats.norm.logpdf(grid)
-    within = -0.5 * ((y - means[:, None]) ** 2).sum() - 0.5 * GROUPS * ((EACH - 1) * np.log(2 * np.pi) + np.log(EACH))
+    within = -0.5 * ((y - means[:, None]) ** 2).sum() - 0.5 * GROUPS * (
+        (EACH - 1) * np.log(2 * np.pi) + np.log(EACH)
+    )
     truth = float(logsumexp(logs) + np.log(grid[1] - grid[0]) + within)
     mass = np.cumsum(np.exp(logs - logs.max()))
 
@@ -253,7 +291,11 @@ def _hierarchical(_shared: Path, _replications: int) -> Posterior:
         sharp = EACH * tau**2 + 1
         eta = (tau * EACH / sharp)[:, None] * (means - mu[:, None])
         eta += rng.standard_normal((4_000, GROUPS)) / np.sqrt(sharp)[:, None]
-        sites = {"eta": eta.reshape(4, 1000, GROUPS), "mu": mu.reshape(4, 1000), "log_tau": log_tau.reshape(4, 1000)}
+        sites = {
+            "eta": eta.reshape(4, 1000, GROUPS),
+            "mu": mu.reshape(4, 1000),
+            "log_tau": log_tau.reshape(4, 1000),
+        }
         return tree_of(**sites)
 
     return Posterior(model, {"y": y}, truth, trace)
@@ -291,7 +333,9 @@ def _radiata_prior(kwargs: dict[str, Any]) -> Prior:
         variance = stats.invgamma.ppf(u[2], 3.0, scale=2 * 300.0**2)
         return np.array([3000 + 1000 * ndtri(u[0]), 185 + 100 * ndtri(u[1]), variance])
 
-    return Prior(3, transform, lambda x: _normal_log_likelihood(strength - x[0] - x[1] * centred, x[2]))
+    return Prior(
+        3, transform, lambda x: _normal_log_likelihood(strength - x[0] - x[1] * centred, x[2])
+    )
 
 
 def _schools_prior(_kwargs: dict[str, Any]) -> Prior:
@@ -310,7 +354,9 @@ def _schools_prior(_kwargs: dict[str, Any]) -> Prior:
 
 def _logistic_prior(kwargs: dict[str, Any]) -> Prior:
     design, sign = kwargs["design"], 2.0 * kwargs["outcome"] - 1
-    return Prior(10, lambda u: 2 * ndtri(u), lambda x: float(-np.logaddexp(0.0, -sign * (design @ x)).sum()))
+    return Prior(
+        10, lambda u: 2 * ndtri(u), lambda x: float(-np.logaddexp(0.0, -sign * (design @ x)).sum())
+    )
 
 
 POSTERIORS = SIMPLE | {"hierarchical": _hierarchical}

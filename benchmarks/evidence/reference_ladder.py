@@ -1,13 +1,15 @@
-"""The log evidence from a ladder that starts at a normal fitted to a trace, beside the bridge from that trace.
+"""The log evidence from a ladder that starts at a normal fitted to a trace, beside the bridge from
+that trace.
 
     python -m benchmarks.evidence.reference_ladder
 
-Traces, models and exact values are those of ``_posteriors``: four chains of 1,000 draws, or ten of 500
-(eight schools). A normal is fitted to all draws of the trace, the rungs are placed by the barrier, and every rung is
-sampled by NUTS with replica exchange in every iteration: four chains of 500 draws after 500 of warm-up. Hare-lynx takes
-HMC of eight steps, as on its ladder from the prior (`benchmarks.evidence.evidence_models`). ``bridge`` is
-`bridge_evidence` of the trace alone. Gradients are those of the ladder's chains, warm-up included, and for the bridge
-those at the draws and the proposals; the trace's own are not counted.
+Traces, models and exact values are those of ``_posteriors``: four chains of 1,000 draws, or ten of
+500 (eight schools). A normal is fitted to all draws of the trace, the rungs are placed by the
+barrier, and every rung is sampled by NUTS with replica exchange in every iteration: four chains of
+500 draws after 500 of warm-up. Hare-lynx takes HMC of eight steps, as on its ladder from the prior
+(`benchmarks.evidence.evidence_models`). ``bridge`` is `bridge_evidence` of the trace alone.
+Gradients are those of the ladder's chains, warm-up included, and for the bridge those at the draws
+and the proposals; the trace's own are not counted.
 """
 
 import argparse
@@ -27,7 +29,8 @@ from benchmarks.evidence._posteriors import POSTERIORS, Posterior
 NAMES = ("gamma_poisson", "regression", "eight_schools", "logistic", "hare_lynx")
 
 KERNELS = {"hare_lynx": mp.HamiltonianKernel(num_steps=8)}
-"""NUTS elsewhere: in lockstep every chain waits for the longest trajectory, with a solve of the ODE at each step."""
+"""NUTS elsewhere: in lockstep every chain waits for the longest trajectory, with a solve of the ODE
+at each step."""
 
 METHODS = ("pooled", "MBAR", "stepping stone")
 
@@ -44,7 +47,11 @@ def main() -> None:
     parser.add_argument("--rungs", type=int, help="by the barrier if left out")
     parser.add_argument("--name", default="reference_ladder", help="of the JSON file")
     args = parser.parse_args()
-    settings = {"replications": args.replications, "draws": args.draws, "rungs": args.rungs or "by the barrier"}
+    settings = {
+        "replications": args.replications,
+        "draws": args.draws,
+        "rungs": args.rungs or "by the barrier",
+    }
     rows: list[dict] = []
     for name in args.posteriors:
         rows += _rows(name, POSTERIORS[name](args.shared, args.replications), args)
@@ -72,11 +79,15 @@ def _rows(name: str, posterior: Posterior, args: argparse.Namespace) -> list[dic
             sampled = time.process_time()
             evidence = mp.log_evidence(ladder)
             estimated = time.process_time()
-            bridge = mp.bridge_evidence(trace, posterior.model, key=jax.random.key(r), **posterior.kwargs)
+            bridge = mp.bridge_evidence(
+                trace, posterior.model, key=jax.random.key(r), **posterior.kwargs
+            )
             seconds.append((estimated - start, time.process_time() - estimated, sampled - start))
         by_name = {e.method: (e.value, e.error) for e in evidence.estimates}
         found.append([*(by_name[method] for method in METHODS), (bridge.value, bridge.error)])
-        work.append((ladder["sample_stats"].attrs["gradient_evaluations"], bridge.info["gradients"]))
+        work.append(
+            (ladder["sample_stats"].attrs["gradient_evaluations"], bridge.info["gradients"])
+        )
         barriers.append(evidence.info["barrier"])
         rungs.append(evidence.info["num_rungs"])
         chosen[evidence.pooled.method.split("(")[0]] += 1
@@ -94,9 +105,15 @@ def _rows(name: str, posterior: Posterior, args: argparse.Namespace) -> list[dic
             "max |z|": (np.abs(values[:, j] - posterior.truth) / errors[:, j]).max(),
             "rungs": f"{np.mean(rungs):.3g}" if label == "pooled" else "",
             "barrier": f"{np.mean(barriers):.2g}" if label == "pooled" else "",
-            "control": " ".join(f"{key}:{n}" for key, n in chosen.most_common()) if label == "pooled" else "",
-            "gradients": int(np.median(gradients[:, int(label == "bridge")])) if label in ("pooled", "bridge") else "",
-            "CPU s": np.median(cpu[:, int(label == "bridge")]) if label in ("pooled", "bridge") else "",
+            "control": " ".join(f"{key}:{n}" for key, n in chosen.most_common())
+            if label == "pooled"
+            else "",
+            "gradients": int(np.median(gradients[:, int(label == "bridge")]))
+            if label in ("pooled", "bridge")
+            else "",
+            "CPU s": np.median(cpu[:, int(label == "bridge")])
+            if label in ("pooled", "bridge")
+            else "",
             "of it sampling": np.median(cpu[:, 2]) if label == "pooled" else "",
         }
         for j, label in enumerate(labels)

@@ -1,10 +1,11 @@
-"""Stored ladders with mistakes in them: what is detected, with and without the model, and what is still computed.
+"""Stored ladders with mistakes in them: what is detected, with and without the model, and what is
+still computed.
 
     python -m benchmarks.evidence.stored_ladders
 
-van der Pol, 31 rungs of 200 independent draws in four chains; log evidence 10.35590262. The mistakes:
-the constant −(n/2) log 2π left out of the log likelihood, thirty per cent of the states repeated as by a sampler that
-rejects, scores ten per cent too large.
+van der Pol, 31 rungs of 200 independent draws in four chains; log evidence 10.35590262. The
+mistakes: the constant −(n/2) log 2π left out of the log likelihood, thirty per cent of the states
+repeated as by a sampler that rejects, scores ten per cent too large.
 """
 
 import warnings
@@ -28,13 +29,22 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     Command(__doc__, quick="").parse_args()
     rows = [
-        row(mistake, stored, known) for mistake, stored in ladders().items() for known in ("nothing else", "the model")
+        row(mistake, stored, known)
+        for mistake, stored in ladders().items()
+        for known in ("nothing else", "the model")
     ]
-    emit("stored_ladders", "what mistakes in a stored ladder do", rows, log_evidence=LOG_EVIDENCE, draws=CHAINS * DRAWS)
+    emit(
+        "stored_ladders",
+        "what mistakes in a stored ladder do",
+        rows,
+        log_evidence=LOG_EVIDENCE,
+        draws=CHAINS * DRAWS,
+    )
 
 
 def ladders() -> dict[str, tuple[np.ndarray, ...]]:
-    """Return draws, log likelihood and both gradients, (chain, draw, rung, ...), under each mistake."""
+    """Return draws, log likelihood and both gradients, (chain, draw, rung, ...), under each
+    mistake."""
     rng = generator("stored ladders", 0)
     draws, likelihood, slope, prior = (
         np.asarray(array).reshape(CHAINS, DRAWS, len(LADDER), *np.asarray(array).shape[3:])
@@ -51,7 +61,12 @@ def ladders() -> dict[str, tuple[np.ndarray, ...]]:
 
 
 def row(mistake: str, stored: tuple[np.ndarray, ...], known: str) -> dict[str, Any]:
-    found: dict[str, Any] = {"mistake": mistake, "known": known, "log evidence": np.nan, "error": np.nan}
+    found: dict[str, Any] = {
+        "mistake": mistake,
+        "known": known,
+        "log evidence": np.nan,
+        "error": np.nan,
+    }
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -1,11 +1,13 @@
-"""Evidence of the van der Pol oscillator, 31 rungs: every method on the same draws, independent or by MCMC.
+"""Evidence of the van der Pol oscillator, 31 rungs: every method on the same draws, independent or
+by MCMC.
 
     python -m benchmarks.evidence.van_der_pol          # independent draws of exact power posteriors
     python -m benchmarks.evidence.van_der_pol --rules  # rules on exact means, 9, 17 and 31 rungs
     python -m benchmarks.evidence.van_der_pol --mcmc   # on draws of sample_power_posteriors
 
-Targets: mean absolute error of log Z at m = 5, 10, 20, 40 draws per rung: 0.013 / 0.0034 /
-0.0017 / 0.0013 with each rung controlled by itself, 0.0004 / 0.00021 / 0.00013 / 0.00009 pooled and continuous.
+Targets: mean absolute error of log Z at m = 5, 10, 20, 40 draws per rung: 0.013 / 0.0034 / 0.0017 /
+0.0013 with each rung controlled by itself, 0.0004 / 0.00021 / 0.00013 / 0.00009 pooled and
+continuous.
 """
 
 import time
@@ -33,13 +35,15 @@ POOLED = dict(zip(SIZES, (0.0004, 0.00021, 0.00013, 0.00009), strict=True))
 RUNGS = dict(zip(SIZES, (0.013, 0.0034, 0.0017, 0.0013), strict=True))
 KERNEL = SquaredExponential(3.0)
 NUGGET = 1e-12
-"""Long against a cold rung, in coordinates that the prior standardises: the flat limit is what reaches the targets."""
+"""Long against a cold rung, in coordinates that the prior standardises: the flat limit is what
+reaches the targets."""
 PAPER = Weighted(SquaredExponential(3.0), 0.1)
 """The paper's preconditioned kernel, α = 0.1 and lengthscale 3."""
 
 
 def tasks_covariance() -> np.ndarray:
-    """Return a given B of means and variances: neighbouring rungs related, a mean and a variance not."""
+    """Return a given B of means and variances: neighbouring rungs related, a mean and a variance
+    not."""
     s = np.linspace(0.0, 1.0, len(LADDER))
     near = np.exp(-np.abs(s[:, None] - s[None, :]) / 0.5)
     return np.kron(near, np.eye(2))
@@ -72,9 +76,15 @@ def main() -> None:
         return rules()
     rows = []
     for m in args.sizes:
-        sample = mcmc_ladders(m, args.replications) if args.mcmc else exact_ladders(m, args.replications)
+        sample = (
+            mcmc_ladders(m, args.replications) if args.mcmc else exact_ladders(m, args.replications)
+        )
         rows += table(m, sample, args.methods)
-        name, kind = ("van_der_pol_mcmc", "our own MCMC") if args.mcmc else ("van_der_pol", "independent draws")
+        name, kind = (
+            ("van_der_pol_mcmc", "our own MCMC")
+            if args.mcmc
+            else ("van_der_pol", "independent draws")
+        )
         name += args.name
         title = f"van der Pol, 31 rungs of m draws, log evidence {LOG_EVIDENCE}: {kind}"
         emit(name, title, rows, final=m == args.sizes[-1], replications=args.replications)
@@ -83,11 +93,14 @@ def main() -> None:
 
 def exact_ladders(m: int, replications: int) -> Iterator[Any]:
     for r in range(replications):
-        yield mp.ladder_from_arrays(LADDER, *exact_ladder(generator(f"van_der_pol {m}", r), m, LADDER))
+        yield mp.ladder_from_arrays(
+            LADDER, *exact_ladder(generator(f"van_der_pol {m}", r), m, LADDER)
+        )
 
 
 def mcmc_ladders(m: int, replications: int) -> Iterator[Any]:
-    """Yield the first m draws of each of many chains, all sampled at once by `sample_power_posteriors`."""
+    """Yield the first m draws of each of many chains, all sampled at once by
+    `sample_power_posteriors`."""
     tree = _chains(replications)
     for r in range(replications):
         yield tree.isel(chain=slice(r, r + 1), draw=slice(0, m))
@@ -122,14 +135,22 @@ def table(m: int, ladders: Iterator[Any], methods: list[str]) -> list[dict[str, 
         return result
 
     for ladder in ladders:
-        pooled = timed("pooled", lambda ladder=ladder: mp.log_evidence(ladder, "plain", path="pooled"))
+        pooled = timed(
+            "pooled", lambda ladder=ladder: mp.log_evidence(ladder, "plain", path="pooled")
+        )
         record(found, "pooled", pooled, "pooled")
         for name in methods:
             if m < SMALLEST.get(name, 0):
                 continue
             method, rule = METHODS[name]
             call = lambda ladder=ladder, method=method: mp.log_evidence(  # noqa: E731
-                ladder, method, path="rungs", degree=0, folds=5, standardize=(0.0, PRIOR_SCALE), fallback=False
+                ladder,
+                method,
+                path="rungs",
+                degree=0,
+                folds=5,
+                standardize=(0.0, PRIOR_SCALE),
+                fallback=False,
             )
             evidence = timed(name, call)
             record(found, name, evidence, rule)
@@ -141,7 +162,11 @@ def table(m: int, ladders: Iterator[Any], methods: list[str]) -> list[dict[str, 
         value, error = np.array(pairs).T
         gap = np.abs(value - LOG_EVIDENCE)
         targets = (
-            POOLED if name == "pooled" else RUNGS if name in ("ZV2", "ZV4", "CF", "CF paper", "SECF", "VV") else {}
+            POOLED
+            if name == "pooled"
+            else RUNGS
+            if name in ("ZV2", "ZV4", "CF", "CF paper", "SECF", "VV")
+            else {}
         )
         rows.append(
             {
@@ -161,9 +186,12 @@ def table(m: int, ladders: Iterator[Any], methods: list[str]) -> list[dict[str, 
     return rows
 
 
-def record(found: dict[str, list[tuple[float, float]]], name: str, evidence: mp.Evidence, method: str) -> None:
+def record(
+    found: dict[str, list[tuple[float, float]]], name: str, evidence: mp.Evidence, method: str
+) -> None:
     estimate = next((e for e in evidence.estimates if e.method == method), None)
-    if estimate is None:  # a rule that the rungs left do not allow; R says how many replications a row has
+    # a rule that the rungs left do not allow; R says how many replications a row has
+    if estimate is None:
         return
     missed = estimate.info.get("discretisation_error", 0.0)
     found.setdefault(name, []).append((estimate.value, float(np.hypot(estimate.mcse, missed))))
@@ -190,7 +218,12 @@ def rules() -> None:
                     "reported/true": errors[name] / abs(gap),
                 }
             )
-    emit("van_der_pol_rules", "van der Pol, rules on exact means and variances", rows, log_evidence=LOG_EVIDENCE)
+    emit(
+        "van_der_pol_rules",
+        "van der Pol, rules on exact means and variances",
+        rows,
+        log_evidence=LOG_EVIDENCE,
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""Gradient Gram solves of GPyTorch's RBFKernelGrad, for another interpreter: prints seconds and residual as JSON.
+"""Gradient Gram solves of GPyTorch's RBFKernelGrad, for another interpreter: prints seconds and
+residual as JSON.
 
     PYTHON -m benchmarks.gp._gradient_peers SYSTEM.npz REPEATS
 
-That interpreter needs torch and gpytorch, and nothing of ours. The file holds points ``X`` (n, d), their gradients
-``G`` (n, d), a ``lengthscale`` and the ``noise`` of a gradient. The kernel's matrix is that of values and gradients
-together; the rows of the values, of which there are none, are left out before it is factorised.
+That interpreter needs torch and gpytorch, and nothing of ours. The file holds points ``X`` (n, d),
+their gradients ``G`` (n, d), a ``lengthscale`` and the ``noise`` of a gradient. The kernel's matrix
+is that of values and gradients together; the rows of the values, of which there are none, are left
+out before it is factorised.
 """
 
 import json

@@ -1,13 +1,15 @@
-"""GPyTorch's SGPR and SVGP on one regression, for another interpreter: saves predictions, prints a JSON line.
+"""GPyTorch's SGPR and SVGP on one regression, for another interpreter: saves predictions, prints a
+JSON line.
 
     PYTHON -m benchmarks.gp._sparse_peers DATA.npz METHOD INDUCING RATE SECONDS CLOCK
 
-That interpreter needs torch and gpytorch, and nothing of ours. The file holds ``X`` (n, d), ``y`` (n,), ``Z`` (t, d)
-and the starting ``noise``; the predictive ``mean`` and ``variance`` (t,) of noisy outputs are saved in its place.
-Matérn-3/2 ARD from lengthscales 1 and amplitude 1, inducing points from the first rows, then learnt; Adam at RATE, or
-SciPy's L-BFGS where RATE is ``lbfgs`` (for SGPR, whose loss is of all rows), until SECONDS have passed by CLOCK,
-``wall`` or ``cpu``. SGPR in double, SVGP in single precision with batches of 1,024, as Wenger et al. 2024 (Table S1)
-ran them.
+That interpreter needs torch and gpytorch, and nothing of ours. The file holds ``X`` (n, d), ``y``
+(n,), ``Z`` (t, d) and the starting ``noise``; the predictive ``mean`` and ``variance`` (t,) of
+noisy outputs are saved in its place. Matérn-3/2 ARD from lengthscales 1 and amplitude 1, inducing
+points from the first rows, then learnt; Adam at RATE, or SciPy's L-BFGS where RATE is ``lbfgs``
+(for SGPR, whose loss is of all rows), until SECONDS have passed by CLOCK, ``wall`` or ``cpu``. SGPR
+in double, SVGP in single precision with batches of 1,024, as Wenger et al. 2024 (Table S1) ran
+them.
 """
 
 import contextlib
@@ -39,7 +41,9 @@ class _SGPR(gpytorch.models.ExactGP):
     def __init__(self, X: torch.Tensor, y: torch.Tensor, likelihood: Any, inducing: int) -> None:
         super().__init__(X, y, likelihood)
         self.mean_module = gpytorch.means.ZeroMean()
-        self.covar_module = gpytorch.kernels.InducingPointKernel(_kernel(X.shape[1]), X[:inducing].clone(), likelihood)
+        self.covar_module = gpytorch.kernels.InducingPointKernel(
+            _kernel(X.shape[1]), X[:inducing].clone(), likelihood
+        )
 
     def forward(self, x: torch.Tensor) -> Any:
         return gpytorch.distributions.MultivariateNormal(self.mean_module(x), self.covar_module(x))
@@ -48,7 +52,9 @@ class _SGPR(gpytorch.models.ExactGP):
 class _SVGP(gpytorch.models.ApproximateGP):
     def __init__(self, points: torch.Tensor) -> None:
         distribution = CholeskyVariationalDistribution(len(points))
-        super().__init__(VariationalStrategy(self, points, distribution, learn_inducing_locations=True))
+        super().__init__(
+            VariationalStrategy(self, points, distribution, learn_inducing_locations=True)
+        )
         self.mean_module = gpytorch.means.ZeroMean()
         self.covar_module = _kernel(points.shape[1])
 
@@ -57,7 +63,11 @@ class _SVGP(gpytorch.models.ApproximateGP):
 
 
 def _train(
-    parameters: Any, loss: Callable[[], torch.Tensor], rate: float, seconds: float, clock: Callable[[], float]
+    parameters: Any,
+    loss: Callable[[], torch.Tensor],
+    rate: float,
+    seconds: float,
+    clock: Callable[[], float],
 ) -> dict[str, float]:
     optimiser = torch.optim.Adam(parameters, lr=rate)
     began, start, cpu, losses = clock(), time.perf_counter(), time.process_time(), []
@@ -67,12 +77,19 @@ def _train(
         value.backward()
         optimiser.step()
         losses.append(value.item())
-    record = {"evaluations": len(losses), "wall s": time.perf_counter() - start, "cpu s": time.process_time() - cpu}
+    record = {
+        "evaluations": len(losses),
+        "wall s": time.perf_counter() - start,
+        "cpu s": time.process_time() - cpu,
+    }
     return record | {"start loss/n": losses[0], "end loss/n": losses[-1]}
 
 
 def _train_by_lbfgs(
-    parameters: list[torch.nn.Parameter], loss: Callable[[], torch.Tensor], seconds: float, clock: Callable[[], float]
+    parameters: list[torch.nn.Parameter],
+    loss: Callable[[], torch.Tensor],
+    seconds: float,
+    clock: Callable[[], float],
 ) -> dict[str, float]:
     began, start, cpu = clock(), time.perf_counter(), time.process_time()
     seen: list[tuple[float, np.ndarray]] = []
@@ -89,16 +106,26 @@ def _train_by_lbfgs(
         value = loss()
         value.backward()
         seen.append((value.item(), x.copy()))
-        return value.item(), torch.cat([parameter.grad.flatten() for parameter in parameters]).numpy()
+        return value.item(), torch.cat(
+            [parameter.grad.flatten() for parameter in parameters]
+        ).numpy()
 
     with contextlib.suppress(TimeoutError):
         first = torch.nn.utils.parameters_to_vector(parameters).detach().numpy()
         minimize(
-            evaluate, first, jac=True, method="L-BFGS-B", options={"maxiter": 10_000, "maxfun": 20_000, "maxcor": 20}
+            evaluate,
+            first,
+            jac=True,
+            method="L-BFGS-B",
+            options={"maxiter": 10_000, "maxfun": 20_000, "maxcor": 20},
         )
     lowest, best = min(seen, key=lambda pair: pair[0])
     put(best)
-    record = {"evaluations": len(seen), "wall s": time.perf_counter() - start, "cpu s": time.process_time() - cpu}
+    record = {
+        "evaluations": len(seen),
+        "wall s": time.perf_counter() - start,
+        "cpu s": time.process_time() - cpu,
+    }
     return record | {"start loss/n": seen[0][0], "end loss/n": lowest}
 
 
@@ -134,9 +161,15 @@ def main(path: str, method: str, inducing: int, rate: str, seconds: float, clock
     likelihood.eval()
     with torch.no_grad():
         predicted = likelihood(model(Z))
-        np.savez(path, mean=predicted.mean.double().numpy(), variance=predicted.variance.double().numpy())
+        np.savez(
+            path, mean=predicted.mean.double().numpy(), variance=predicted.variance.double().numpy()
+        )
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
-    after = {"noise": likelihood.noise.item(), "predict s": time.process_time() - trained, "peak GB": peak}
+    after = {
+        "noise": likelihood.noise.item(),
+        "predict s": time.process_time() - trained,
+        "peak GB": peak,
+    }
     print(json.dumps(record | after))
 
 

@@ -19,7 +19,9 @@ class Split(NamedTuple):
 
 def load(shared: Path, name: str, split: int, rows: int | None = None) -> Split:
     """Return one of ten splits; with `rows`, so many random training rows only."""
-    table = np.loadtxt(needed(shared / "data" / "uci" / f"{name}.csv.gz", "--shared"), delimiter=",")
+    table = np.loadtxt(
+        needed(shared / "data" / "uci" / f"{name}.csv.gz", "--shared"), delimiter=","
+    )
     test = np.loadtxt(shared / "data" / "uci" / f"{name}.mask.csv.gz", delimiter=",")[:, split] > 0
     train = table[~test]
     if rows is not None:

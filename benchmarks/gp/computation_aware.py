@@ -1,15 +1,18 @@
-"""A computation-aware process beside the exact one, SGPR and SVGP on a subset of pol, in equal seconds of training.
+"""A computation-aware process beside the exact one, SGPR and SVGP on a subset of pol, in equal
+seconds of training.
 
     taskset -c 0 python -m benchmarks.gp.computation_aware
     taskset -c 0 python -m benchmarks.gp.computation_aware --peers PYTHON  # with torch and gpytorch
 
-n training rows of pol and 556 test rows, both standardised by the training rows; Matérn-3/2 ARD from lengthscales 1,
-amplitude 1 and noise 0.5. CaGP-Opt learns block-sparse actions by the evidence bound; the exact process is Cholesky
-with the analytic gradient and L-BFGS. All have the same seconds of wall clock on one core, compilation left out: each
-is compiled by a one-step fit first. ``projected`` is trained by the evidence of the projected data, (9), of which its
-losses are. ``step s`` is CPU seconds for one value and gradient. CaGP-CG is left out: finding 256 residuals takes 256
-kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP have i and 1,024 inducing points and two learning
-rates (``benchmarks.gp._sparse_peers``); their losses are of one batch where they have batches.
+n training rows of pol and 556 test rows, both standardised by the training rows; Matérn-3/2 ARD
+from lengthscales 1, amplitude 1 and noise 0.5. CaGP-Opt learns block-sparse actions by the evidence
+bound; the exact process is Cholesky with the analytic gradient and L-BFGS. All have the same
+seconds of wall clock on one core, compilation left out: each is compiled by a one-step fit first.
+``projected`` is trained by the evidence of the projected data, (9), of which its losses are. ``step
+s`` is CPU seconds for one value and gradient. CaGP-CG is left out: finding 256 residuals takes 256
+kernel products, as long as the whole budget. GPyTorch's SGPR and SVGP have i and 1,024 inducing
+points and two learning rates (``benchmarks.gp._sparse_peers``); their losses are of one batch where
+they have batches.
 """
 
 import dataclasses
@@ -41,7 +44,8 @@ from mcmcpost.solve.search import LBFGS, Adam
 from mcmcpost.stein import Matern32, Scaled, gram
 
 TARGET_STEP = 3.47
-"""Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256; a prototype took 0.63."""
+"""Seconds of the GPyTorch branch for one CaGP-Opt step at n = 5288, i = 256; a prototype took
+0.63."""
 TEST_ROWS = 556
 START_NOISE = 0.5
 RATES = (0.1, 0.01)
@@ -50,7 +54,9 @@ RATES = (0.1, 0.01)
 
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
-    parser = Command(__doc__, quick="--rows 1000 --actions 64 --seconds 10 --methods CaGP-Opt exact")
+    parser = Command(
+        __doc__, quick="--rows 1000 --actions 64 --seconds 10 --methods CaGP-Opt exact"
+    )
     add_shared(parser)
     parser.add_argument("--name", default="computation_aware", help="of the file in results/")
     parser.add_argument("--rows", type=int, default=5_000, help="training rows")
@@ -63,14 +69,17 @@ def main() -> None:
     data = _pol(args.shared, args.rows, args.seed)
     methods = {method: METHODS[method] for method in args.methods}
     if args.peers:
-        for kind, inducing, rate in itertools.product(("SGPR", "SVGP"), (args.actions, 1024), RATES):
+        for kind, inducing, rate in itertools.product(
+            ("SGPR", "SVGP"), (args.actions, 1024), RATES
+        ):
             methods[f"{kind}, {inducing}, rate {rate}"] = _peer(args.peers, kind, inducing, rate)
     rows = []
     for method, train in methods.items():
         rows.append({"method": method} | train(*data[:3], args.actions, args.seconds, data[3]))
         emit(
             args.name,
-            "pol subset: computation-aware, exact and sparse processes after equal seconds of training",
+            "pol subset: computation-aware, exact and sparse processes after equal seconds of "
+            "training",
             rows,
             final=len(rows) == len(methods),
             n=args.rows,
@@ -82,7 +91,9 @@ def main() -> None:
         )
 
 
-def _pol(shared: Path, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def _pol(
+    shared: Path, rows: int, seed: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     with gzip.open(needed(shared / "data" / "uci" / "pol.csv.gz", "--shared")) as file:
         table = np.loadtxt(file, delimiter=",")
     table = table[generator("pol subset", seed).permutation(len(table))[: rows + TEST_ROWS]]
@@ -95,15 +106,21 @@ def _pol(shared: Path, rows: int, seed: int) -> tuple[np.ndarray, np.ndarray, np
 def _computation_aware(
     make: Callable[[float], LBFGS | Adam], objective: AbstractObjective | None = None
 ) -> Callable[..., dict]:
-    def run(X: np.ndarray, y: np.ndarray, Z: np.ndarray, actions: int, seconds: float, truth: np.ndarray) -> dict:
+    def run(
+        X: np.ndarray, y: np.ndarray, Z: np.ndarray, actions: int, seconds: float, truth: np.ndarray
+    ) -> dict:
         kernel = Scaled(1.0, Matern32(np.ones(X.shape[1])))
-        process = ComputationAwareGP(kernel, START_NOISE, actions, objective=objective, optimiser=LBFGS(max_steps=1))
+        process = ComputationAwareGP(
+            kernel, START_NOISE, actions, objective=objective, optimiser=LBFGS(max_steps=1)
+        )
         process.fit(X, y)
         cpu = time.process_time()
         fitted = dataclasses.replace(process, optimiser=make(seconds)).fit(X, y)
         cpu = time.process_time() - cpu
         record = fitted.record
-        return _row(fitted.predict(Z), truth, len(record.history), record.seconds, cpu, fitted.noise) | {
+        return _row(
+            fitted.predict(Z), truth, len(record.history), record.seconds, cpu, fitted.noise
+        ) | {
             "start loss/n": record.history[0] / len(y),
             "end loss/n": record.objective / len(y),
             "status": str(record.status),
@@ -112,8 +129,11 @@ def _computation_aware(
     return run
 
 
-def _exact(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, truth: np.ndarray) -> dict:
-    """Fit the exact process: loss and slope by LAPACK's Cholesky and inverse, L-BFGS on log parameters."""
+def _exact(
+    X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, truth: np.ndarray
+) -> dict:
+    """Fit the exact process: loss and slope by LAPACK's Cholesky and inverse, L-BFGS on log
+    parameters."""
     n, d = X.shape
     points, outputs = jnp.asarray(X), jnp.asarray(y)
 
@@ -157,7 +177,9 @@ def _exact(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, 
     cross = gram(kernel, jnp.asarray(Z), points)
     explained = solve_triangular(lower, cross.T, lower=True)
     variance = jnp.exp(x[0]) + jnp.exp(x[d + 1]) - jnp.sum(explained**2, axis=0)
-    prediction = Prediction(np.asarray(cross @ cho_solve((lower, True), outputs)), np.asarray(variance))
+    prediction = Prediction(
+        np.asarray(cross @ cho_solve((lower, True), outputs)), np.asarray(variance)
+    )
     return _row(prediction, truth, len(losses), wall, cpu, float(jnp.exp(x[d + 1]))) | {
         "start loss/n": losses[0] / n,
         "end loss/n": best[0] / n,
@@ -166,22 +188,45 @@ def _exact(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, 
 
 
 def run_peer(
-    interpreter: str, kind: str, inducing: int, rate: float | str, seconds: float, clock: str, *data: np.ndarray
+    interpreter: str,
+    kind: str,
+    inducing: int,
+    rate: float | str,
+    seconds: float,
+    clock: str,
+    *data: np.ndarray,
 ) -> tuple[Prediction, dict[str, Any]]:
-    """Return the prediction at Z, and the record, of one of GPyTorch's processes; the data are X, y and Z."""
+    """Return the prediction at Z, and the record, of one of GPyTorch's processes; the data are X, y
+    and Z."""
     with tempfile.NamedTemporaryFile(suffix=".npz") as file:
         np.savez(file, noise=START_NOISE, **dict(zip("XyZ", data, strict=True)))
         file.flush()
-        command = [interpreter, "-m", "benchmarks.gp._sparse_peers", file.name, kind, str(inducing), str(rate)]
-        done = subprocess.run([*command, str(seconds), clock], capture_output=True, text=True, check=True)
+        command = [
+            interpreter,
+            "-m",
+            "benchmarks.gp._sparse_peers",
+            file.name,
+            kind,
+            str(inducing),
+            str(rate),
+        ]
+        done = subprocess.run(
+            [*command, str(seconds), clock], capture_output=True, text=True, check=True
+        )
         found = np.load(file.name)
-        return Prediction(found["mean"], found["variance"]), json.loads(done.stdout.splitlines()[-1])
+        return Prediction(found["mean"], found["variance"]), json.loads(
+            done.stdout.splitlines()[-1]
+        )
 
 
 def _peer(interpreter: str, kind: str, inducing: int, rate: float) -> Callable[..., dict]:
-    def run(X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, truth: np.ndarray) -> dict:
+    def run(
+        X: np.ndarray, y: np.ndarray, Z: np.ndarray, _: int, seconds: float, truth: np.ndarray
+    ) -> dict:
         prediction, record = run_peer(interpreter, kind, inducing, rate, seconds, "wall", X, y, Z)
-        evaluations, wall, cpu, noise = (record[name] for name in ("evaluations", "wall s", "cpu s", "noise"))
+        evaluations, wall, cpu, noise = (
+            record[name] for name in ("evaluations", "wall s", "cpu s", "noise")
+        )
         losses = {name: record[name] for name in ("start loss/n", "end loss/n")}
         return _row(prediction, truth, evaluations, wall, cpu, noise) | losses | {"status": ""}
 
@@ -189,7 +234,12 @@ def _peer(interpreter: str, kind: str, inducing: int, rate: float) -> Callable[.
 
 
 def _row(
-    prediction: Prediction, truth: np.ndarray, evaluations: int, wall: float, cpu: float, noise: float
+    prediction: Prediction,
+    truth: np.ndarray,
+    evaluations: int,
+    wall: float,
+    cpu: float,
+    noise: float,
 ) -> dict[str, Any]:
     error = prediction.mean - truth
     nll = 0.5 * np.mean(np.log(2 * np.pi * prediction.variance) + error**2 / prediction.variance)
@@ -208,7 +258,9 @@ def _row(
 METHODS: dict[str, Callable[..., dict]] = {
     "CaGP-Opt": _computation_aware(lambda s: LBFGS(max_steps=10_000, max_seconds=s)),
     "CaGP-Opt, Adam": _computation_aware(lambda s: Adam(max_steps=50, max_seconds=s)),
-    "CaGP-Opt, projected": _computation_aware(lambda s: LBFGS(max_steps=10_000, max_seconds=s), ProjectedLikelihood()),
+    "CaGP-Opt, projected": _computation_aware(
+        lambda s: LBFGS(max_steps=10_000, max_seconds=s), ProjectedLikelihood()
+    ),
     "exact": _exact,
 }
 

@@ -1,28 +1,32 @@
-"""Computation-aware processes, SGPR, SVGP and iterative solves at n = 50,000, in equal CPU seconds of training.
+"""Computation-aware processes, SGPR, SVGP and iterative solves at n = 50,000, in equal CPU seconds
+of training.
 
     command="taskset -c 0 python -m benchmarks.gp.computation_aware_large"
     $command --peers PYTHON --diamonds diamonds.csv
     $command --peers PYTHON     # data from a known function
     $command --diamonds diamonds.csv --numbers 256 512 1024 2048
 
-``diamonds`` is the file of that name in the wheel of plotnine and in ggplot2: the logarithm of the price of 53,940
-diamonds by their weight, sizes and grades, the grades as 0, 1, 2, …. ``synthetic`` are draws of y = sin(2πx₁) + f(x) +
-ε on the unit cube, f a Matérn-3/2 process of variance 1 and lengthscale 0.25, drawn by 4,096 random features, and ε of
-standard deviation 0.1. Inputs and outputs are standardised by the training rows. Of every data set n random rows are
-for training, and all others, or 4,000, for testing.
+``diamonds`` is the file of that name in the wheel of plotnine and in ggplot2: the logarithm of the
+price of 53,940 diamonds by their weight, sizes and grades, the grades as 0, 1, 2, …. ``synthetic``
+are draws of y = sin(2πx₁) + f(x) + ε on the unit cube, f a Matérn-3/2 process of variance 1 and
+lengthscale 0.25, drawn by 4,096 random features, and ε of standard deviation 0.1. Inputs and
+outputs are standardised by the training rows. Of every data set n random rows are for training, and
+all others, or 4,000, for testing.
 
-All processes have zero mean and a Matérn-3/2 kernel with ARD and start at lengthscales 1, amplitude 1 and noise 0.5.
-CaGP-Opt learns its actions and hyper-parameters on all rows, by the evidence bound and L-BFGS, and compiles within its
-seconds. "After a subset" it spends the first fifth of them on the same fit to a subset of the rows, and starts at the
-kernel and noise found there. SGPR and SVGP are those of GPyTorch, with Adam at rate 0.1, the better of the two in the
-table ``computation_aware``, and SGPR also with L-BFGS. "Exact on a subset" is ``IterativeGP`` by Cholesky's
-factorisation of the subset, with as many steps of L-BFGS as half the seconds allow. "Iterative after a subset" takes
-the kernel and noise found so and solves for all rows by conjugate gradients, with the variance from 32 posterior
-samples. Nothing is chosen by the test rows. Each method runs in a process of its own, whose peak memory is counted with
-its libraries. ``train s`` and ``predict s`` are CPU seconds.
+All processes have zero mean and a Matérn-3/2 kernel with ARD and start at lengthscales 1, amplitude
+1 and noise 0.5. CaGP-Opt learns its actions and hyper-parameters on all rows, by the evidence bound
+and L-BFGS, and compiles within its seconds. "After a subset" it spends the first fifth of them on
+the same fit to a subset of the rows, and starts at the kernel and noise found there. SGPR and SVGP
+are those of GPyTorch, with Adam at rate 0.1, the better of the two in the table
+``computation_aware``, and SGPR also with L-BFGS. "Exact on a subset" is ``IterativeGP`` by
+Cholesky's factorisation of the subset, with as many steps of L-BFGS as half the seconds allow.
+"Iterative after a subset" takes the kernel and noise found so and solves for all rows by conjugate
+gradients, with the variance from 32 posterior samples. Nothing is chosen by the test rows. Each
+method runs in a process of its own, whose peak memory is counted with its libraries. ``train s``
+and ``predict s`` are CPU seconds.
 
-``--numbers`` compares numbers of actions, sums of near rows that are not learned, at the kernel and noise of the exact
-process on the subset; ``bound/n`` is what training would minimise.
+``--numbers`` compares numbers of actions, sums of near rows that are not learned, at the kernel and
+noise of the exact process on the subset; ``bound/n`` is what training would minimise.
 """
 
 import csv
@@ -44,7 +48,13 @@ from mcmcpost.gp import BlockActions, ComputationAwareGP, IterativeGP
 from mcmcpost.gp.data import Prediction
 from mcmcpost.gp.marginal_likelihood import Pathwise
 from mcmcpost.solve import ConjugateGradients
-from mcmcpost.solve.search import LBFGS, AbstractOptimiser, TrainingProblem, TrainingRecord, TrainingStatus
+from mcmcpost.solve.search import (
+    LBFGS,
+    AbstractOptimiser,
+    TrainingProblem,
+    TrainingRecord,
+    TrainingStatus,
+)
 from mcmcpost.stein import AbstractKernel, Matern32, Scaled
 
 GRADES = {
@@ -109,7 +119,12 @@ class TimedLBFGS(AbstractOptimiser):
             if len(seen) > 1 and start - began + longest > self.cpu_seconds:
                 raise _Spent
             value, slope = (np.asarray(part) for part in problem.loss(x))
-            seen.append((float(value) if np.isfinite(slope).all() and np.isfinite(value) else np.inf, x.copy()))
+            seen.append(
+                (
+                    float(value) if np.isfinite(slope).all() and np.isfinite(value) else np.inf,
+                    x.copy(),
+                )
+            )
             longest = time.process_time() - start
             return float(value), slope
 
@@ -119,20 +134,34 @@ class TimedLBFGS(AbstractOptimiser):
             value, best = min(seen, key=lambda pair: pair[0])
             history = np.array([value for value, _ in seen])
             spent = time.process_time() - began
-            return best, TrainingRecord(TrainingStatus.OUT_OF_TIME, value, history, len(seen) - 1, 0, spent)
+            return best, TrainingRecord(
+                TrainingStatus.OUT_OF_TIME, value, history, len(seen) - 1, 0, spent
+            )
 
 
 def main() -> None:
     parser = Command(__doc__, quick="--rows 2000 --actions 32 --subset 500 --seconds 6 --epochs 5")
-    parser.add_argument("--name", help="of the file in results/; computation_aware_large or …_synthetic by default")
-    parser.add_argument("--diamonds", type=Path, help="diamonds.csv; without it the data are synthetic")
+    parser.add_argument(
+        "--name", help="of the file in results/; computation_aware_large or …_synthetic by default"
+    )
+    parser.add_argument(
+        "--diamonds", type=Path, help="diamonds.csv; without it the data are synthetic"
+    )
     parser.add_argument("--rows", type=int, default=50_000, help="training rows")
-    parser.add_argument("--actions", type=int, default=512, help="actions, and inducing points of SGPR and SVGP")
+    parser.add_argument(
+        "--actions", type=int, default=512, help="actions, and inducing points of SGPR and SVGP"
+    )
     parser.add_argument("--subset", type=int, default=5_000, help="rows of the subset")
-    parser.add_argument("--seconds", type=float, default=300, help="of CPU time for training, per method")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="of CPU time for training, per method"
+    )
     parser.add_argument("--epochs", type=int, default=20, help="of conjugate gradients")
-    parser.add_argument("--methods", nargs="+", choices=[*METHODS, *PEERS], default=[*METHODS, *PEERS])
-    parser.add_argument("--numbers", nargs="+", type=int, help="of actions, to be compared in place of the methods")
+    parser.add_argument(
+        "--methods", nargs="+", choices=[*METHODS, *PEERS], default=[*METHODS, *PEERS]
+    )
+    parser.add_argument(
+        "--numbers", nargs="+", type=int, help="of actions, to be compared in place of the methods"
+    )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--peers", default=None, help="an interpreter with torch and gpytorch")
     args = parser.parse_args()
@@ -140,10 +169,21 @@ def main() -> None:
     if args.diamonds:
         problem = _diamonds(needed(args.diamonds, "--diamonds"), args.rows, args.seed)
     budget = Budget(args.seconds, args.actions, args.subset, args.epochs)
-    settings = {"data": "diamonds" if args.diamonds else "synthetic", "n": len(problem.y), "d": problem.X.shape[1]}
-    settings |= {"test": len(problem.truth), "subset": args.subset, "seconds": args.seconds, "seed": args.seed}
+    settings = {
+        "data": "diamonds" if args.diamonds else "synthetic",
+        "n": len(problem.y),
+        "d": problem.X.shape[1],
+    }
+    settings |= {
+        "test": len(problem.truth),
+        "subset": args.subset,
+        "seconds": args.seconds,
+        "seed": args.seed,
+    }
     if args.numbers:
-        _compare_numbers(problem, budget, args.numbers, args.name or "computation_aware_actions", settings)
+        _compare_numbers(
+            problem, budget, args.numbers, args.name or "computation_aware_actions", settings
+        )
         return
     methods = [method for method in args.methods if method in METHODS or args.peers]
     rows = []
@@ -151,7 +191,8 @@ def main() -> None:
         found = _alone(_run, method, problem, budget, args.peers)
         rows.append({"method": method} | _row(found, problem.truth))
         emit(
-            args.name or ("computation_aware_large" if args.diamonds else "computation_aware_synthetic"),
+            args.name
+            or ("computation_aware_large" if args.diamonds else "computation_aware_synthetic"),
             "Computation-aware, sparse and iterative processes after equal CPU seconds of training",
             rows,
             final=len(rows) == len(methods),
@@ -161,7 +202,9 @@ def main() -> None:
         )
 
 
-def _compare_numbers(problem: Problem, budget: Budget, numbers: list[int], name: str, settings: dict) -> None:
+def _compare_numbers(
+    problem: Problem, budget: Budget, numbers: list[int], name: str, settings: dict
+) -> None:
     kernel, noise = _alone(_subset_parameters, problem, budget)
     rows = []
     for number in numbers:
@@ -199,7 +242,9 @@ def _synthetic(rows: int, seed: int) -> Problem:
     features = 4_096
     frequencies = rng.normal(size=(3, features)) / np.sqrt(rng.chisquare(3, features) / 3) / 0.25
     amplitudes, phases = rng.normal(size=features), rng.uniform(0, 2 * np.pi, features)
-    rough = np.concatenate([np.cos(part @ frequencies + phases) @ amplitudes for part in np.array_split(X, 50)])
+    rough = np.concatenate(
+        [np.cos(part @ frequencies + phases) @ amplitudes for part in np.array_split(X, 50)]
+    )
     f = np.sin(2 * np.pi * X[:, 0]) + np.sqrt(2 / features) * rough
     return _standardised(np.column_stack([X, f + 0.1 * rng.normal(size=len(X))]), rows)
 
@@ -233,21 +278,34 @@ def _computation_aware_after(problem: Problem, budget: Budget) -> Outcome:
     actions, optimiser = min(budget.actions, budget.subset), TimedLBFGS(budget.seconds / 5)
     process = ComputationAwareGP(_start(problem), START_NOISE, actions, optimiser=optimiser)
     first = process.fit(problem.X[: budget.subset], problem.y[: budget.subset])
-    return _learn_actions(problem, budget, first.kernel, first.noise, began, len(first.record.history))
+    return _learn_actions(
+        problem, budget, first.kernel, first.noise, began, len(first.record.history)
+    )
 
 
 def _learn_actions(
-    problem: Problem, budget: Budget, kernel: AbstractKernel, noise: float, began: float, before: int
+    problem: Problem,
+    budget: Budget,
+    kernel: AbstractKernel,
+    noise: float,
+    began: float,
+    before: int,
 ) -> Outcome:
-    """Fit on all rows in the seconds that are left; `before` is the number of evaluations on a subset."""
+    """Fit on all rows in the seconds that are left; `before` is the number of evaluations on a
+    subset."""
     optimiser = TimedLBFGS(budget.seconds - (time.process_time() - began))
-    process = ComputationAwareGP(kernel, noise, budget.actions, optimiser=optimiser).fit(problem.X, problem.y)
+    process = ComputationAwareGP(kernel, noise, budget.actions, optimiser=optimiser).fit(
+        problem.X, problem.y
+    )
     record = process.record
-    return _predicted(process, problem, before + len(record.history), began, process.noise, str(record.status))
+    return _predicted(
+        process, problem, before + len(record.history), began, process.noise, str(record.status)
+    )
 
 
 def _fit_subset(problem: Problem, budget: Budget, began: float) -> tuple[Any, int]:
-    """Return the exact process on a subset and its steps, of which half the seconds allow as many."""
+    """Return the exact process on a subset and its steps, of which half the seconds allow as
+    many."""
     X, y = problem.X[: budget.subset], problem.y[: budget.subset]
     process = IterativeGP(_start(problem), noise=START_NOISE, num_steps=2)
     process.fit(X, y)
@@ -262,9 +320,13 @@ def _subset_parameters(problem: Problem, budget: Budget) -> tuple[AbstractKernel
     return fitted.kernel, fitted.noise
 
 
-def _not_learned(problem: Problem, number: int, kernel: AbstractKernel, noise: float) -> tuple[Outcome, float]:
+def _not_learned(
+    problem: Problem, number: int, kernel: AbstractKernel, noise: float
+) -> tuple[Outcome, float]:
     began = time.process_time()
-    process = ComputationAwareGP(kernel, noise, number, policy=BlockActions(learn=False), optimise=False)
+    process = ComputationAwareGP(
+        kernel, noise, number, policy=BlockActions(learn=False), optimise=False
+    )
     fitted = process.fit(problem.X, problem.y)
     bound = fitted.record.objective / len(problem.y)
     return _predicted(fitted, problem, 1, began, noise, str(fitted.record.status)), bound
@@ -281,14 +343,20 @@ def _iterative_after(problem: Problem, budget: Budget) -> Outcome:
     first, steps = _fit_subset(problem, budget, began)
     solver = ConjugateGradients(rtol=1e-2, budget=budget.epochs, rank=500)
     process = IterativeGP(
-        first.kernel, noise=first.noise, optimise=False, solver=solver, estimator=Pathwise(num_probes=PROBES)
+        first.kernel,
+        noise=first.noise,
+        optimise=False,
+        solver=solver,
+        estimator=Pathwise(num_probes=PROBES),
     )
     fitted = process.fit(problem.X, problem.y)
     status = f"{fitted.info['outcome']}, residual {fitted.info['residual']:.2g}"
     return _predicted(fitted, problem, steps, began, fitted.noise, status)
 
 
-def _predicted(fitted: Any, problem: Problem, evaluations: int, began: float, noise: float, status: str) -> Outcome:
+def _predicted(
+    fitted: Any, problem: Problem, evaluations: int, began: float, noise: float, status: str
+) -> Outcome:
     trained = time.process_time()
     prediction = fitted.predict(problem.Z)
     spent = time.process_time() - trained

@@ -1,14 +1,16 @@
-"""One step of the exact marginal likelihood: its inverse by LAPACK's potri and by triangular solves in XLA.
+"""One step of the exact marginal likelihood: its inverse by LAPACK's potri and by triangular solves
+in XLA.
 
     taskset -c 0 python -m benchmarks.gp.exact_likelihood
     python -m benchmarks.gp.exact_likelihood --threads --sizes 500 1000 2000
     python -m benchmarks.gp.exact_likelihood --fit --sizes 2000
 
-Matérn-3/2 with ARD, d = 26, CPU seconds of the fastest of five calls. A step is the covariance, its inverse, and the
-gradient in all 28 parameters. ``gemm`` is one product of two n×n matrices, the floor of a dense step. ``--threads`` is
-LAPACK's inverse, the mean of five calls, on one thread and on one a core, alone and beside as many busy processes as
-there are cores. ``--fit`` is a whole fit to 20 columns and a smooth function with almost no noise, its solver chosen by
-`IterativeGP`; its aim is 40 s on two cores.
+Matérn-3/2 with ARD, d = 26, CPU seconds of the fastest of five calls. A step is the covariance, its
+inverse, and the gradient in all 28 parameters. ``gemm`` is one product of two n×n matrices, the
+floor of a dense step. ``--threads`` is LAPACK's inverse, the mean of five calls, on one thread and
+on one a core, alone and beside as many busy processes as there are cores. ``--fit`` is a whole fit
+to 20 columns and a smooth function with almost no noise, its solver chosen by `IterativeGP`; its
+aim is 40 s on two cores.
 """
 
 import multiprocessing
@@ -41,16 +43,24 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--sizes 500 1000")
     parser.add_argument("--sizes", type=int, nargs="+", default=[1_000, 2_000, 4_000])
-    parser.add_argument("--threads", action="store_true", help="LAPACK's inverse on one thread and on several")
+    parser.add_argument(
+        "--threads", action="store_true", help="LAPACK's inverse on one thread and on several"
+    )
     parser.add_argument("--fit", action="store_true", help="a whole fit to nearly noise-free rows")
     args = parser.parse_args()
     if args.threads:
         rows = [found for busy in (False, True) for found in on_threads(args.sizes, busy)]
         emit("exact_likelihood_threads", "LAPACK's inverse on one thread and on several", rows)
     elif args.fit:
-        emit("exact_likelihood_fit", "a whole fit to nearly noise-free rows", [whole_fit(n) for n in args.sizes])
+        emit(
+            "exact_likelihood_fit",
+            "a whole fit to nearly noise-free rows",
+            [whole_fit(n) for n in args.sizes],
+        )
     else:
-        emit("exact_likelihood", "CPU seconds of the exact likelihood", [row(n) for n in args.sizes])
+        emit(
+            "exact_likelihood", "CPU seconds of the exact likelihood", [row(n) for n in args.sizes]
+        )
 
 
 def row(n: int) -> dict[str, Any]:
@@ -105,7 +115,9 @@ def mean_of_five(call: Callable[[], object]) -> tuple[float, float]:
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    others = [multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(count)]
+    others = [
+        multiprocessing.get_context("spawn").Process(target=spin, daemon=True) for _ in range(count)
+    ]
     for other in others:
         other.start()
     try:

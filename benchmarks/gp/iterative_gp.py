@@ -1,4 +1,5 @@
-"""Iterative Gaussian processes on UCI data: solver epochs along the exact trajectory, and test errors at full size.
+"""Iterative Gaussian processes on UCI data: solver epochs along the exact trajectory, and test
+errors at full size.
 
     python -m benchmarks.gp.iterative_gp --epochs --names pol elevators bike  # every solver
     python -m benchmarks.gp.iterative_gp --names pol --solvers cg --rank 500 --precision float32
@@ -7,11 +8,12 @@
     python -m benchmarks.gp.iterative_gp --names pol --exact-step      # one exact step at full size
     python -m benchmarks.gp.iterative_gp --names elevators --ranks 100 300 500 800
 
-Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000 features, tolerance 0.01
-(Lin et al. 2024, Appendix B). `--epochs` walks the trajectory of the exact gradient and solves the same systems with
-every solver, so that all of them see equal matrices; a solve may use at most `--budget` epochs, and a row says how many
-solves ended there. Targets: the paper's test errors within two standard errors; epochs saved by warm starts, 2.7 to 3.7
-times for conjugate gradients and over 14 times for alternating projections with pathwise probes.
+Matérn-3/2 with ARD, 100 Adam steps of 0.1 on the softplus scale from 1.0, 64 probes, 2,000
+features, tolerance 0.01 (Lin et al. 2024, Appendix B). `--epochs` walks the trajectory of the exact
+gradient and solves the same systems with every solver, so that all of them see equal matrices; a
+solve may use at most `--budget` epochs, and a row says how many solves ended there. Targets: the
+paper's test errors within two standard errors; epochs saved by warm starts, 2.7 to 3.7 times for
+conjugate gradients and over 14 times for alternating projections with pathwise probes.
 """
 
 import argparse
@@ -29,7 +31,12 @@ from benchmarks._command import Command, add_shared
 from benchmarks._table import emit
 from benchmarks.gp._uci import Split, load
 from mcmcpost.gp import IterativeGP
-from mcmcpost.gp.marginal_likelihood import Pathwise, Standard, estimate_gradient, maximise_exact_likelihood
+from mcmcpost.gp.marginal_likelihood import (
+    Pathwise,
+    Standard,
+    estimate_gradient,
+    maximise_exact_likelihood,
+)
 from mcmcpost.solve import (
     AlternatingProjections,
     Cholesky,
@@ -53,13 +60,17 @@ def main() -> None:
     parser = Command(__doc__, quick="--names pol --rows 500 --steps 5 --solvers cg --splits 0")
     add_shared(parser)
     parser.add_argument("--names", nargs="+", default=list(PAPER))
-    parser.add_argument("--epochs", action="store_true", help="solver epochs along the exact trajectory")
+    parser.add_argument(
+        "--epochs", action="store_true", help="solver epochs along the exact trajectory"
+    )
     parser.add_argument("--rows", type=int, default=None, help="training rows; 2,000 with --epochs")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--budget", type=float, default=100, help="epochs of one solve")
     parser.add_argument("--rank", type=int, default=100, help="of the preconditioner")
     parser.add_argument("--ranks", type=int, nargs="+", help="one solve from zero with each rank")
-    parser.add_argument("--precision", choices=("float32", "float64"), default="float64", help="of the search")
+    parser.add_argument(
+        "--precision", choices=("float32", "float64"), default="float64", help="of the search"
+    )
     parser.add_argument("--exact-step", action="store_true", help="seconds of one step by Cholesky")
     parser.add_argument("--solvers", nargs="+", default=["cg", "ap", "sgd"])
     parser.add_argument("--estimators", nargs="+", choices=ESTIMATORS, default=list(ESTIMATORS))
@@ -78,11 +89,21 @@ def main() -> None:
         return
     if args.exact_step:
         rows = [exact_step(name, load(args.shared, name, 0, args.rows)) for name in args.names]
-        emit("iterative_gp_exact" + args.name, "one step of the exact likelihood, by Cholesky", rows)
+        emit(
+            "iterative_gp_exact" + args.name, "one step of the exact likelihood, by Cholesky", rows
+        )
         return
     if args.ranks:
-        rows = [row for name in args.names for row in solves(name, load(args.shared, name, 0, args.rows), args)]
-        emit("iterative_gp_ranks" + args.name, "one solve by preconditioned conjugate gradients", rows)
+        rows = [
+            row
+            for name in args.names
+            for row in solves(name, load(args.shared, name, 0, args.rows), args)
+        ]
+        emit(
+            "iterative_gp_ranks" + args.name,
+            "one solve by preconditioned conjugate gradients",
+            rows,
+        )
         return
     for name in args.names:
         for split in args.splits:
@@ -117,7 +138,8 @@ def exact_step(name: str, data: Split) -> dict[str, Any]:
 
 
 def solves(name: str, data: Split, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Solve for y and 64 probes at lengthscale 4, amplitude 0.9, noise 0.1, near where elevators ends."""
+    """Solve for y and 64 probes at lengthscale 4, amplitude 0.9, noise 0.1, near where elevators
+    ends."""
     kernel = Scaled(0.9, Matern32(np.full(data.X.shape[1], 4.0)))
     probes = np.random.default_rng(0).normal(size=(len(data.y), 64))
     right = jnp.asarray(np.column_stack([data.y, probes]))

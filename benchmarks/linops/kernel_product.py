@@ -5,11 +5,12 @@
     JAX_NUM_CPU_DEVICES=2 python -m benchmarks.linops.kernel_product --devices
     taskset -c 0 python -m benchmarks.linops.kernel_product --stein
 
-CPU seconds of the fastest of five calls, so that a shared machine matters little; ``--devices`` takes wall seconds of
-one core (every thread of one device held on it), of one device, whose program uses several, and of all devices.
-``sgemm`` is the product with a dense matrix of the same size, in the same precision. Targets:
-2.6 times the broadcast product in fp64, 8 times KeOps and GPyTorch in fp32, 0.9 of gemm at 65 right-hand sides; two
-cores 1.7 times one. ``--stein`` multiplies Stein kernels (d = 8, one right-hand side, fp64) in tiles of several sizes.
+CPU seconds of the fastest of five calls, so that a shared machine matters little; ``--devices``
+takes wall seconds of one core (every thread of one device held on it), of one device, whose program
+uses several, and of all devices. ``sgemm`` is the product with a dense matrix of the same size, in
+the same precision. Targets: 2.6 times the broadcast product in fp64, 8 times KeOps and GPyTorch in
+fp32, 0.9 of gemm at 65 right-hand sides; two cores 1.7 times one. ``--stein`` multiplies Stein
+kernels (d = 8, one right-hand side, fp64) in tiles of several sizes.
 """
 
 import argparse
@@ -53,12 +54,20 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--size 2048")
     parser.add_argument("--size", type=int, default=8_192)
-    parser.add_argument("--peers", default=None, help="an interpreter with torch, pykeops and gpytorch")
+    parser.add_argument(
+        "--peers", default=None, help="an interpreter with torch, pykeops and gpytorch"
+    )
     parser.add_argument("--devices", action="store_true", help="one device against all of them")
     parser.add_argument("--stein", action="store_true", help="Stein kernels by tile size")
     args = parser.parse_args()
     if args.stein:
-        emit("kernel_product_stein", "Stein kernel products, million entries/s", stein(args), size=args.size, d=8)
+        emit(
+            "kernel_product_stein",
+            "Stein kernel products, million entries/s",
+            stein(args),
+            size=args.size,
+            d=8,
+        )
         return
     rows = [row for d, k in CASES for row in (devices if args.devices else single)(args, d, k)]
     name = "kernel_product_devices" if args.devices else "kernel_product"
@@ -99,7 +108,9 @@ def single(args: argparse.Namespace, d: int, k: int) -> list[dict[str, Any]]:
     n, rows, peers = args.size, [], {}
     if args.peers:
         command = [args.peers, "-m", "benchmarks.linops._product_peers", str(n), str(d), str(k)]
-        done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        done = subprocess.run(
+            command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        )
         peers = json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {}
         if done.returncode:
             print(done.stderr)

@@ -1,14 +1,16 @@
-"""GP optimisers and probabilistic linear solvers against CG, BFGS and L-BFGS: iterations and gradients.
+"""GP optimisers and probabilistic linear solvers against CG, BFGS and L-BFGS: iterations and
+gradients.
 
     python -m benchmarks.optimize.gp_optimizers
 
-Figures 2 and 3 of de Roos, Gessner and Hennig (ICML 2021). ``relaxed Rosenbrock``: 100-D, starts N(0, I), largest
-gradient component below the tolerance. ``quadratic``: 100-D, the spectrum of F.1, gradient norm relative to that at the
-start; linear solvers take the optimal step, one product each, the others a line search. SciPy's methods use their own
-line searches. ``excess`` is the mean difference in joint evaluations of value and gradient to L-BFGS of the same memory
-on the same starts, or to CG among linear solvers, ``± `` its standard error; a target is met when excess − 2 standard
-errors ≤ 0. ``published`` has the prior mean γI in place of the L-BFGS matrix. The kernel's default, Matérn-5/2 of
-lengthscale 0.8 last steps and window 2, was chosen on other starts.
+Figures 2 and 3 of de Roos, Gessner and Hennig (ICML 2021). ``relaxed Rosenbrock``: 100-D, starts
+N(0, I), largest gradient component below the tolerance. ``quadratic``: 100-D, the spectrum of F.1,
+gradient norm relative to that at the start; linear solvers take the optimal step, one product each,
+the others a line search. SciPy's methods use their own line searches. ``excess`` is the mean
+difference in joint evaluations of value and gradient to L-BFGS of the same memory on the same
+starts, or to CG among linear solvers, ``± `` its standard error; a target is met when excess − 2
+standard errors ≤ 0. ``published`` has the prior mean γI in place of the L-BFGS matrix. The kernel's
+default, Matérn-5/2 of lengthscale 0.8 last steps and window 2, was chosen on other starts.
 """
 
 from collections.abc import Callable
@@ -55,7 +57,9 @@ def _ours(method: GPX | GPH) -> Run:
 
 def _scipy(name: str, **options: float) -> Run:
     def run(fun: Callable, x0: np.ndarray, gtol: float) -> tuple[int, int, bool]:
-        found = scipy.optimize.minimize(fun, x0, jac=True, method=name, options={"gtol": gtol, **options})
+        found = scipy.optimize.minimize(
+            fun, x0, jac=True, method=name, options={"gtol": gtol, **options}
+        )
         return found.nit, found.nfev, bool(np.abs(found.jac).max() <= gtol)
 
     return run
@@ -73,7 +77,9 @@ def methods() -> dict[tuple[str, int], Run]:
     return runs
 
 
-def _row(problem: str, tolerance: float, name: str, memory: int, found: np.ndarray, base: np.ndarray) -> dict:
+def _row(
+    problem: str, tolerance: float, name: str, memory: int, found: np.ndarray, base: np.ndarray
+) -> dict:
     excess = found[:, 1] - base[:, 1]
     error = excess.std(ddof=1) / np.sqrt(len(excess)) if len(excess) > 1 else float("nan")
     return {
@@ -90,12 +96,17 @@ def _row(problem: str, tolerance: float, name: str, memory: int, found: np.ndarr
     }
 
 
-def general(problem: str, cases: list[tuple[Callable, np.ndarray, float]], tolerance: float) -> list[dict]:
+def general(
+    problem: str, cases: list[tuple[Callable, np.ndarray, float]], tolerance: float
+) -> list[dict]:
     found = {
         key: np.array([run(fun, x0, tolerance * scale) for fun, x0, scale in cases], dtype=float)
         for key, run in methods().items()
     }
-    return [_row(problem, tolerance, *key, runs, found["L-BFGS", key[1] or 10]) for key, runs in found.items()]
+    return [
+        _row(problem, tolerance, *key, runs, found["L-BFGS", key[1] or 10])
+        for key, runs in found.items()
+    ]
 
 
 def linear(systems: list[tuple[np.ndarray, np.ndarray]], tolerance: float) -> list[dict]:
@@ -113,14 +124,20 @@ def linear(systems: list[tuple[np.ndarray, np.ndarray]], tolerance: float) -> li
             if belief is None:
                 steps = [0]
                 _, info = scipy.sparse.linalg.cg(
-                    A, b, rtol=tolerance, callback=lambda _, steps=steps: steps.append(steps.pop() + 1)
+                    A,
+                    b,
+                    rtol=tolerance,
+                    callback=lambda _, steps=steps: steps.append(steps.pop() + 1),
                 )
                 runs.append((steps[0], steps[0], info == 0))
             else:
                 solution = solve_linear(A, b, method=belief, rtol=tolerance)
                 runs.append((solution.num_steps, solution.num_steps, solution.converged))
         found[name] = np.array(runs, dtype=float)
-    return [_row("quadratic", tolerance, name, 0, runs, found["CG (linear)"]) for name, runs in found.items()]
+    return [
+        _row("quadratic", tolerance, name, 0, runs, found["CG (linear)"])
+        for name, runs in found.items()
+    ]
 
 
 def main() -> None:
@@ -133,14 +150,23 @@ def main() -> None:
     systems = [(A, A @ (solution - start)) for A, solution, start in problems]
     rows = []
     for tolerance in TOLERANCES:
-        rows += general("relaxed Rosenbrock", [(relaxed_rosenbrock, x0, 1.0) for x0 in starts], tolerance)
+        rows += general(
+            "relaxed Rosenbrock", [(relaxed_rosenbrock, x0, 1.0) for x0 in starts], tolerance
+        )
     for tolerance in TOLERANCES:
         rows += linear(systems, tolerance)
         bowls = [
-            (lambda x, A=A, b=b: (x @ A @ x / 2 - b @ x, A @ x - b), np.zeros(D), np.abs(b).max()) for A, b in systems
+            (lambda x, A=A, b=b: (x @ A @ x / 2 - b @ x, A @ x - b), np.zeros(D), np.abs(b).max())
+            for A, b in systems
         ]
         rows += general("quadratic", bowls, tolerance)
-    emit("gp_optimizers", "GP optimisers: iterations and gradients", rows, starts=args.starts, dimension=D)
+    emit(
+        "gp_optimizers",
+        "GP optimisers: iterations and gradients",
+        rows,
+        starts=args.starts,
+        dimension=D,
+    )
 
 
 if __name__ == "__main__":

@@ -1,16 +1,18 @@
-"""Memory and time of reductions of traces that stay in chunks: Zarr folders, generated draws, a cluster of two workers.
+"""Memory and time of reductions of traces that stay in chunks: Zarr folders, generated draws, a
+cluster of two workers.
 
     python -m benchmarks.scale.lazy_traces --gigabytes 0.5 2 8 --methods zv1
     python -m benchmarks.scale.lazy_traces --gigabytes 40 --kind generated --methods zv1
     python -m benchmarks.scale.lazy_traces --gigabytes 0.5 2 --methods auto --ask quantiles spreads
 
-Independent normals with standard deviations from 1 to 3 and their scores, 4 chains; ``gigabytes`` counts draws and
-scores. ``asked`` of five integrands, functions of one coordinate each, are means, quantiles at .05, .5 and .95, or
-standard deviations. ``zarr`` is a folder on the disk, with chunks of about 8 MB; ``generated`` draws are computed by
-dask whenever a chunk is read, as often as a folder would be. Every case is a process of its own. ``private`` is the
-largest memory that belongs to no file. CPU seconds are those of all processes; on a shared machine the wall clock says
-less. ``difference`` from the first row of the same trace, method and question is that of means and errors, relative;
-``gain`` is the median reported one.
+Independent normals with standard deviations from 1 to 3 and their scores, 4 chains; ``gigabytes``
+counts draws and scores. ``asked`` of five integrands, functions of one coordinate each, are means,
+quantiles at .05, .5 and .95, or standard deviations. ``zarr`` is a folder on the disk, with chunks
+of about 8 MB; ``generated`` draws are computed by dask whenever a chunk is read, as often as a
+folder would be. Every case is a process of its own. ``private`` is the largest memory that belongs
+to no file. CPU seconds are those of all processes; on a shared machine the wall clock says less.
+``difference`` from the first row of the same trace, method and question is that of means and
+errors, relative; ``gain`` is the median reported one.
 """
 
 import itertools
@@ -51,7 +53,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=["zarr", "generated"], default="zarr")
     parser.add_argument("--schedulers", nargs="+", choices=SCHEDULERS, default=["threads"])
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
-    parser.add_argument("--one", nargs=3, metavar=("PLACE", "METHOD", "SCHEDULER"), help="what each process runs")
+    parser.add_argument(
+        "--one", nargs=3, metavar=("PLACE", "METHOD", "SCHEDULER"), help="what each process runs"
+    )
     args = parser.parse_args()
     if args.one:
         print(json.dumps(reduced(*args.one, args.ask[0], args.gigabytes[0], args.dimension)))
@@ -68,13 +72,17 @@ def main() -> None:
                     found = launch(str(place), method, scheduler, asked, gigabytes, args.dimension)
                     first = np.array(found["numbers"]) if first is None else first
                     apart = np.abs(np.array(found.pop("numbers")) / first - 1).max()
-                    rows.append({"kind": args.kind, "gigabytes": gigabytes, "method": method} | found)
+                    rows.append(
+                        {"kind": args.kind, "gigabytes": gigabytes, "method": method} | found
+                    )
                     rows[-1]["difference"] = float(apart)
                     emit("lazy_traces" + args.name, "Traces that stay in chunks", rows, final=False)
     emit("lazy_traces" + args.name, "Traces that stay in chunks", rows, dimension=args.dimension)
 
 
-def launch(place: str, method: str, scheduler: str, asked: str, gigabytes: float, dimension: int) -> dict[str, Any]:
+def launch(
+    place: str, method: str, scheduler: str, asked: str, gigabytes: float, dimension: int
+) -> dict[str, Any]:
     module = [sys.executable, "-m", "benchmarks.scale.lazy_traces", "--gigabytes", str(gigabytes)]
     given = ["--dimension", str(dimension), "--ask", asked, "--one", place, method, scheduler]
     done = subprocess.run([*module, *given], stdout=subprocess.PIPE, text=True, check=True)
@@ -93,10 +101,15 @@ def generated(gigabytes: float, dimension: int) -> xarray.DataTree:
         return da.map_blocks(block_of_all, factor, chunks=(*chunks, (dimension,)), dtype=float)
 
     variables = {
-        f"f{j}": (DIMS[:2], da.map_blocks(block_of_one, j, chunks=chunks, dtype=float)) for j in range(len(INTEGRANDS))
+        f"f{j}": (DIMS[:2], da.map_blocks(block_of_one, j, chunks=chunks, dtype=float))
+        for j in range(len(INTEGRANDS))
     }
-    stats = xarray.Dataset({"unconstrained_draw": (DIMS, array(scale)), "gradient": (DIMS, array(-1.0 / scale))})
-    return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables), "sample_stats": stats})
+    stats = xarray.Dataset(
+        {"unconstrained_draw": (DIMS, array(scale)), "gradient": (DIMS, array(-1.0 / scale))}
+    )
+    return xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset(variables), "sample_stats": stats}
+    )
 
 
 INTEGRANDS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
@@ -106,11 +119,13 @@ INTEGRANDS: tuple[Callable[[np.ndarray], np.ndarray], ...] = (
     np.tanh,
     np.sin,
 )
-"""Functions of one coordinate each, the first, the second and so on, in units of its standard deviation."""
+"""Functions of one coordinate each, the first, the second and so on, in units of its standard
+deviation."""
 
 
 def normals(place: tuple[int, ...], stream: int, shape: tuple[int, ...]) -> np.ndarray:
-    """Return standard normals of a chunk: those of an integrand's coordinate have a stream of their own."""
+    """Return standard normals of a chunk: those of an integrand's coordinate have a stream of their
+    own."""
     return np.random.Generator(np.random.SFC64([*place[:2], stream])).standard_normal(shape)
 
 
@@ -128,10 +143,14 @@ def block_of_all(factor: np.ndarray, block_info: Any = None) -> np.ndarray:
 
 def block_of_one(j: int, block_info: Any = None) -> np.ndarray:
     """Return a chunk (1, n) of an integrand."""
-    return INTEGRANDS[j](normals(block_info[None]["chunk-location"], j, block_info[None]["chunk-shape"]))
+    return INTEGRANDS[j](
+        normals(block_info[None]["chunk-location"], j, block_info[None]["chunk-shape"])
+    )
 
 
-def reduced(place: str, method: str, scheduler: str, asked: str, gigabytes: float, dimension: int) -> dict[str, Any]:
+def reduced(
+    place: str, method: str, scheduler: str, asked: str, gigabytes: float, dimension: int
+) -> dict[str, Any]:
     """Reduce the trace in this process and return the numbers and what they took."""
     jax.config.update("jax_enable_x64", True)
     largest, stop = [0], threading.Event()
@@ -155,7 +174,10 @@ def reduced(place: str, method: str, scheduler: str, asked: str, gigabytes: floa
         seconds = time.perf_counter() - start
     stop.set()
     watcher.join()
-    own, workers = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+    own, workers = (
+        resource.getrusage(resource.RUSAGE_SELF),
+        resource.getrusage(resource.RUSAGE_CHILDREN),
+    )
     return {
         "asked": asked,
         "scheduler": scheduler,
@@ -185,7 +207,9 @@ def threads(_: ExitStack) -> None:
 def two_workers(stack: ExitStack) -> None:
     from distributed import Client, LocalCluster
 
-    cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="4GB")
+    cluster = LocalCluster(
+        n_workers=2, threads_per_worker=1, dashboard_address=None, memory_limit="4GB"
+    )
     stack.enter_context(Client(stack.enter_context(cluster)))
 
 

@@ -2,9 +2,10 @@
 
     python -m benchmarks.scale.processes --processes 1 2 4
 
-A task runs once to compile and is timed the second time; the next starts when every process has ended the last. ``s``
-is the wall clock of process 0 and ``cpu s`` the largest CPU time of a process. ``difference`` from one process is the
-largest absolute one, relative to the largest number of the result. The aim: rounding.
+A task runs once to compile and is timed the second time; the next starts when every process has
+ended the last. ``s`` is the wall clock of process 0 and ``cpu s`` the largest CPU time of a
+process. ``difference`` from one process is the largest absolute one, relative to the largest number
+of the result. The aim: rounding.
 """
 
 import os
@@ -40,7 +41,12 @@ def main() -> None:
     parser = Command(__doc__, quick="--processes 1 2 --tasks scores stein_weights")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS))
-    parser.add_argument("--one", nargs=4, metavar=("FOLDER", "NUMBER", "RANK", "PORT"), help="what each process runs")
+    parser.add_argument(
+        "--one",
+        nargs=4,
+        metavar=("FOLDER", "NUMBER", "RANK", "PORT"),
+        help="what each process runs",
+    )
     args = parser.parse_args()
     if args.one:
         one_process(Path(args.one[0]), *map(int, args.one[1:]), args.tasks)
@@ -51,7 +57,9 @@ def main() -> None:
     for task in args.tasks:
         alone = found[args.processes[0]][0][task]
         for number, results in found.items():
-            apart = max(np.abs(result[task] - alone).max() for result in results) / np.abs(alone).max()
+            apart = (
+                max(np.abs(result[task] - alone).max() for result in results) / np.abs(alone).max()
+            )
             rows.append(
                 {
                     "task": task,
@@ -69,8 +77,19 @@ def launch(folder: Path, number: int, tasks: list[str]) -> list[dict[str, np.nda
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
     place = os.environ | {"JAX_PLATFORMS": "cpu", "OPENBLAS_NUM_THREADS": "1"}
-    module = [sys.executable, "-m", "benchmarks.scale.processes", "--tasks", *tasks, "--one", str(folder), str(number)]
-    running = [subprocess.Popen([*module, str(rank), str(port)], env=place) for rank in range(number)]
+    module = [
+        sys.executable,
+        "-m",
+        "benchmarks.scale.processes",
+        "--tasks",
+        *tasks,
+        "--one",
+        str(folder),
+        str(number),
+    ]
+    running = [
+        subprocess.Popen([*module, str(rank), str(port)], env=place) for rank in range(number)
+    ]
     codes = [process.wait() for process in running]
     if any(codes):
         raise SystemExit(f"one of {number} processes failed")
@@ -88,7 +107,10 @@ def one_process(folder: Path, number: int, rank: int, port: int, tasks: list[str
         multihost_utils.sync_global_devices(name)
         wall, cpu = time.perf_counter(), time.process_time()
         found[name] = np.asarray(TASKS[name]())
-        found |= {f"{name} seconds": time.perf_counter() - wall, f"{name} cpu": time.process_time() - cpu}
+        found |= {
+            f"{name} seconds": time.perf_counter() - wall,
+            f"{name} cpu": time.process_time() - cpu,
+        }
     np.savez(folder / f"{number}_{rank}.npz", **found)
 
 
@@ -112,7 +134,9 @@ def log_density(x: jax.Array) -> jax.Array:
 def scores() -> Any:
     draws = 0.3 * np.random.default_rng(1).normal(size=(4, 10_000, 20))
     tree = mp.from_arrays(draws, -draws, allow_bad_scores=True)
-    return mp.attach_scores(tree, logdensity_fn=log_density, allow_bad_scores=True).sample_stats.gradient
+    return mp.attach_scores(
+        tree, logdensity_fn=log_density, allow_bad_scores=True
+    ).sample_stats.gradient
 
 
 def ladder(exchange: int | None) -> Any:
@@ -135,24 +159,40 @@ def gaussian_process() -> Any:
     points = rng.normal(size=(3_000, 4))
     y = np.sin(2 * points[:, 0]) + 0.3 * rng.normal(size=3_000)
     solver, estimator = ConjugateGradients(1e-6, 200, 100), Pathwise(16, 500)
-    return IterativeGP(solver=solver, estimator=estimator, num_steps=3).fit(points, y).predict(points[:100]).mean
+    return (
+        IterativeGP(solver=solver, estimator=estimator, num_steps=3)
+        .fit(points, y)
+        .predict(points[:100])
+        .mean
+    )
 
 
 def weights() -> Any:
     draws = np.random.default_rng(3).normal(size=(4, 2_000, 5))
-    return mp.stein_weights(mp.from_arrays(draws, -draws), method=mp.ControlFunctional(budget=20)).values
+    return mp.stein_weights(
+        mp.from_arrays(draws, -draws), method=mp.ControlFunctional(budget=20)
+    ).values
 
 
 def expectation() -> Any:
     draws = np.random.default_rng(3).normal(size=(4, 2_000, 5))
     values = np.stack([np.cos(draws[..., 0]), np.exp(draws[..., 1] / 2)], axis=-1)
-    estimate = mp.expectation(mp.from_arrays(draws, -draws), values, mp.ControlFunctional(budget=20))
+    estimate = mp.expectation(
+        mp.from_arrays(draws, -draws), values, mp.ControlFunctional(budget=20)
+    )
     return np.concatenate([estimate.mean, estimate.mcse])
 
 
 def surrogate() -> Any:
     kernel = mp.SurrogateHMC(potential_fn=lambda x: -log_density(x))
-    mcmc = MCMC(kernel, num_warmup=300, num_samples=200, num_chains=4, chain_method="vectorized", progress_bar=False)
+    mcmc = MCMC(
+        kernel,
+        num_warmup=300,
+        num_samples=200,
+        num_chains=4,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
     mcmc.run(jax.random.key(4), init_params=jnp.zeros((4, 20)))
     return mcmc.get_samples(group_by_chain=True)
 

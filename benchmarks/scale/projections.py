@@ -4,18 +4,21 @@
 
 Nothing of that size is run. Measured are the CPU seconds of
 
-- a reduction at degree one of a generated trace in chunks (50 parameters, 5 integrands), by two sizes: what the tasks
-  take, the making of the draws and the additions included, for each draw; what the client takes beside them, once and
-  for each draw (tasks have to be told); and how large the sums are that a task returns. Of both sizes as many draws are
-  looked at, since one is four times the other;
-- the gradients of the Lotka–Volterra posterior at a batch of draws, as many as one GPU has chains of a ladder;
+- a reduction at degree one of a generated trace in chunks (50 parameters, 5 integrands), by two
+  sizes: what the tasks take, the making of the draws and the additions included, for each draw;
+  what the client takes beside them, once and for each draw (tasks have to be told); and how large
+  the sums are that a task returns. Of both sizes as many draws are looked at, since one is four
+  times the other;
+- the gradients of the Lotka–Volterra posterior at a batch of draws, as many as one GPU has chains
+  of a ladder;
 - an entry of a Stein kernel matrix (8 coordinates) in a product.
 
-Computed are the seconds of one of the workers (``worker s``) and of the client, or of what every process does
-(``client s``), the gigabytes that one worker and the client send and receive over the run, and their memory, scratch
-files counted. Assumed: workers are cores of this speed, and a GPU is ``--gpu`` times as fast as one of them at the
-batch of a ladder. Its 16 chains are too few to fill a GPU, which waits for its next program most of the time: by
-default it is taken to be no faster. The network and the reading of the store are not in the seconds.
+Computed are the seconds of one of the workers (``worker s``) and of the client, or of what every
+process does (``client s``), the gigabytes that one worker and the client send and receive over the
+run, and their memory, scratch files counted. Assumed: workers are cores of this speed, and a GPU is
+``--gpu`` times as fast as one of them at the batch of a ladder. Its 16 chains are too few to fill a
+GPU, which waits for its next program most of the time: by default it is taken to be no faster. The
+network and the reading of the store are not in the seconds.
 """
 
 import pickle
@@ -41,17 +44,20 @@ from mcmcpost.stein.products import TileOperator, tile_diagonal
 from models import lotka_volterra
 
 PARAMETERS, PASSES = 50, 4
-"""The parameters of the trace, and how often draws or scores are read: both twice, first for every so many."""
+"""The parameters of the trace, and how often draws or scores are read: both twice, first for every
+so many."""
 
 RUNGS, CHAINS, GPUS, LADDER_DRAWS, LEAPFROGS = 31, 4, 8, 4_000, 16
 """A ladder: chains of each rung, GPUs, iterations with warm-up, and gradients of an iteration."""
 
 WEIGHTED, COORDINATES, PRODUCTS, RANK = 10_000_000, 8, 20, 100
-"""Draws of Stein weights, their coordinates, products until they are good enough, and the preconditioner's rank."""
+"""Draws of Stein weights, their coordinates, products until they are good enough, and the
+preconditioner's rank."""
 
 
 class TaskSeconds(Callback):
-    """CPU seconds of all tasks of dask, run one after the other, and the bytes of the sums that they return."""
+    """CPU seconds of all tasks of dask, run one after the other, and the bytes of the sums that
+    they return."""
 
     def __init__(self) -> None:
         self.seconds = self.start = 0.0
@@ -70,9 +76,13 @@ class TaskSeconds(Callback):
 
 def main() -> None:
     parser = Command(__doc__, quick="--gigabytes 0.05 0.2")
-    parser.add_argument("--gigabytes", type=float, nargs=2, default=[0.25, 1.0], help="of the measured traces")
+    parser.add_argument(
+        "--gigabytes", type=float, nargs=2, default=[0.25, 1.0], help="of the measured traces"
+    )
     parser.add_argument("--workers", type=int, default=100)
-    parser.add_argument("--gpu", type=float, default=1.0, help="cores that a GPU is taken to be worth")
+    parser.add_argument(
+        "--gpu", type=float, default=1.0, help="cores that a GPU is taken to be worth"
+    )
     args = parser.parse_args()
     jax.config.update("jax_enable_x64", True)
     rows = [store(args.gigabytes, args.workers), ladder(args.gpu), weights(args.workers)]
@@ -84,9 +94,11 @@ def store(gigabytes: list[float], workers: int) -> dict[str, Any]:
     reduced(gigabytes[0])  # compiles
     (few, some, _), (many, more, tasks) = (reduced(size) for size in gigabytes)
     chunks, client = (more - some) / (many - few)
-    once = some[1] - client * few  # the gate, R-hat and the estimate, of as many draws as are looked at
+    # the gate, R-hat and the estimate, of as many draws as are looked at
+    once = some[1] - client * few
     draws = 1e9
-    returned = tasks.bytes * draws / many  # every task returns its sums once, to a worker that adds them
+    # every task returns its sums once, to a worker that adds them
+    returned = tasks.bytes * draws / many
     return {
         "problem": f"{draws:.0e} draws of a store, {workers} workers",
         "rate of a core": f"{1e6 * chunks:.2f} + {1e6 * client:.2f} µs a draw",
@@ -100,7 +112,8 @@ def store(gigabytes: list[float], workers: int) -> dict[str, Any]:
 
 
 def reduced(gigabytes: float) -> tuple[int, np.ndarray, TaskSeconds]:
-    """Return the draws of a reduction, the CPU seconds of the tasks and of the rest, and what the tasks returned."""
+    """Return the draws of a reduction, the CPU seconds of the tasks and of the rest, and what the
+    tasks returned."""
     tree, start = generated(gigabytes, PARAMETERS), time.process_time()
     with dask.config.set(scheduler="synchronous"), TaskSeconds() as tasks:
         found = mp.expectation(tree, sorted(map(str, tree["posterior"].data_vars)), "zv1")
@@ -125,7 +138,8 @@ def ladder(gpu: float) -> dict[str, Any]:
     exchanged = LADDER_DRAWS * RUNGS * CHAINS * 8 * (2 * d + 2)  # draw, gradient, likelihood, prior
     records = LADDER_DRAWS / 2 * RUNGS * CHAINS * 8 * (3 * d + 4)
     return {
-        "problem": f"{RUNGS} × {CHAINS} chains of an ODE, {LADDER_DRAWS} × {LEAPFROGS} gradients, {GPUS} GPUs",
+        "problem": f"{RUNGS} × {CHAINS} chains of an ODE, {LADDER_DRAWS} × {LEAPFROGS} gradients, "
+        f"{GPUS} GPUs",
         "rate of a core": f"{1e6 * seconds:.0f} µs a gradient",
         "worker s": steps * rungs * seconds / gpu,
         "client s": 0.0,

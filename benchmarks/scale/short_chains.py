@@ -1,13 +1,15 @@
-"""Many short chains: how long a reduction takes, and whether its errors are as large as the true ones.
+"""Many short chains: how long a reduction takes, and whether its errors are as large as the true
+ones.
 
     python -m benchmarks.scale.short_chains
 
-Five coordinates of unit variance, each chain an autoregression (lag-one correlation 0.5) that starts in the target:
-10,000 chains of 10 draws, 2,000 of one draw, and 4 of 25,000 as many draws in long chains. Integrands: a coordinate,
-exp(x/2), cos(1.5 x) and a product of two. ``first`` has the compilation of its shape, ``s`` is the median CPU time of
-the others. ``z2`` is the mean of ((estimate − truth)/mcse)² over the replications, for the integrand for which it is
-largest, and ``band`` the upper end of its χ² band at level 1e-5. The first coordinate, which is reproduced exactly, is
-left out.
+Five coordinates of unit variance, each chain an autoregression (lag-one correlation 0.5) that
+starts in the target: 10,000 chains of 10 draws, 2,000 of one draw, and 4 of 25,000 as many draws in
+long chains. Integrands: a coordinate, exp(x/2), cos(1.5 x) and a product of two. ``first`` has the
+compilation of its shape, ``s`` is the median CPU time of the others. ``z2`` is the mean of
+((estimate − truth)/mcse)² over the replications, for the integrand for which it is largest, and
+``band`` the upper end of its χ² band at level 1e-5. The first coordinate, which is reproduced
+exactly, is left out.
 """
 
 import time
@@ -39,7 +41,13 @@ def main() -> None:
         for method in args.methods:
             rows.append({"chains": chains, "draws": draws, "method": method})
             rows[-1] |= replicated(chains, draws, method, args.replications)
-            emit("short_chains" + args.name, "Many short chains", rows, final=False, replications=args.replications)
+            emit(
+                "short_chains" + args.name,
+                "Many short chains",
+                rows,
+                final=False,
+                replications=args.replications,
+            )
     emit("short_chains" + args.name, "Many short chains", rows, replications=args.replications)
 
 
@@ -47,7 +55,10 @@ def replicated(chains: int, draws: int, method: str, replications: int) -> dict[
     seconds, squares, gains = [], [], []
     for replication in range(replications):
         x = autoregression(np.random.default_rng([chains, draws, replication]), chains, draws)
-        values = np.stack([x[..., 0], np.exp(x[..., 0] / 2), np.cos(1.5 * x[..., 1]), x[..., 2] * x[..., 3]], axis=-1)
+        values = np.stack(
+            [x[..., 0], np.exp(x[..., 0] / 2), np.cos(1.5 * x[..., 1]), x[..., 2] * x[..., 3]],
+            axis=-1,
+        )
         tree = mp.from_arrays(x, -x)
         start = time.process_time()
         found = mp.expectation(tree, values, method)

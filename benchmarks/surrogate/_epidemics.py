@@ -1,10 +1,12 @@
-"""Epidemics in six towns: a hierarchical posterior of 20 parameters whose likelihood is one ODE solve.
+"""Epidemics in six towns: a hierarchical posterior of 20 parameters whose likelihood is one ODE
+solve.
 
-Susceptible, exposed and infectious fractions of each town (SEIR), time in weeks: s′ = −β_i s i, e′ = β_i s i − σ e,
-i′ = σ e − γ i. A town has its own transmission rate β_i and initial infectious fraction, log-normal about means that
-are inferred. Incubation, recovery, the reported part of the cases and the dispersion are shared. Counts are negative
-binomial about the cases of each week. The data are simulated once, from a fixed seed. All sites are on the real line,
-so that they are the unconstrained coordinates.
+Susceptible, exposed and infectious fractions of each town (SEIR), time in weeks: s′ = −β_i s i, e′
+= β_i s i − σ e, i′ = σ e − γ i. A town has its own transmission rate β_i and initial infectious
+fraction, log-normal about means that are inferred. Incubation, recovery, the reported part of the
+cases and the dispersion are shared. Counts are negative binomial about the cases of each week. The
+data are simulated once, from a fixed seed. All sites are on the real line, so that they are the
+unconstrained coordinates.
 """
 
 from collections.abc import Mapping
@@ -46,7 +48,8 @@ TRUTH = {
 }
 
 STEP = 0.5
-"""Of Tsit5, in weeks. A test compares with tight tolerances: log likelihoods are right to 0.01 where chains go."""
+"""Of Tsit5, in weeks. A test compares with tight tolerances: log likelihoods are right to 0.01
+where chains go."""
 
 
 class Rates(NamedTuple):
@@ -57,11 +60,19 @@ class Rates(NamedTuple):
     gamma: Float[Array, ""]
 
 
-def _flow(time: Float[Array, ""], fractions: Float[Array, "3 towns"], rates: Rates) -> Float[Array, "3 towns"]:
+def _flow(
+    time: Float[Array, ""], fractions: Float[Array, "3 towns"], rates: Rates
+) -> Float[Array, "3 towns"]:
     del time
     susceptible, exposed, infectious = fractions
     infected = rates.beta * susceptible * infectious
-    return jnp.stack([-infected, infected - rates.sigma * exposed, rates.sigma * exposed - rates.gamma * infectious])
+    return jnp.stack(
+        [
+            -infected,
+            infected - rates.sigma * exposed,
+            rates.sigma * exposed - rates.gamma * infectious,
+        ]
+    )
 
 
 def weekly_cases(rates: Rates, start: Float[Array, " towns"]) -> Float[Array, "weeks towns"]:
@@ -97,7 +108,9 @@ def model(counts: Float[np.ndarray, "weeks towns"]) -> None:
         town = dist.Normal(values[name], jnp.exp(values[f"{name}_spread"]))
         values[f"{name}s"] = numpyro.sample(f"{name}s", town.expand([TOWNS]).to_event(1))
     concentration = jnp.exp(values["log_concentration"])
-    numpyro.sample("counts", dist.NegativeBinomial2(cases(values), concentration), obs=jnp.asarray(counts))
+    numpyro.sample(
+        "counts", dist.NegativeBinomial2(cases(values), concentration), obs=jnp.asarray(counts)
+    )
 
 
 def init() -> dict[str, np.ndarray]:
@@ -115,4 +128,8 @@ def data() -> dict[str, object]:
     rng = generator("epidemics", 1)
     mean = np.asarray(cases(init()))
     concentration = np.exp(TRUTH["log_concentration"])
-    return {"counts": rng.poisson(mean * rng.gamma(concentration, 1 / concentration, mean.shape)).astype(float)}
+    return {
+        "counts": rng.poisson(
+            mean * rng.gamma(concentration, 1 / concentration, mean.shape)
+        ).astype(float)
+    }

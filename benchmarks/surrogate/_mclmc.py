@@ -1,4 +1,5 @@
-"""BlackJAX's adjusted microcanonical sampler (Robnik, Cohn-Gordon and Seljak, arXiv 2503.01707), gradients counted."""
+"""BlackJAX's adjusted microcanonical sampler (Robnik, Cohn-Gordon and Seljak, arXiv 2503.01707),
+gradients counted."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,16 +19,17 @@ GRADIENTS_PER_STEP = 2
 
 
 LEAST_TUNING = 2500
-"""BlackJAX tunes on three tenths as many transitions as there are draws, here of at least so many draws."""
+"""BlackJAX tunes on three tenths as many transitions as there are draws, here of at least so many
+draws."""
 
 
 class AdjustedMCLMC(NamedTuple):
     """The settings of a run; all else is BlackJAX's default.
 
-    length : mean number of integrator steps of a proposal, uniform about it. BlackJAX adapts the step size to it; its
-        default is 2.
-    dense : precondition with the covariance of a first run of a quarter of the draws, pooled over chains, besides the
-        diagonal that the tuning finds itself.
+    length : mean number of integrator steps of a proposal, uniform about it. BlackJAX adapts the
+        step size to it; its default is 2.
+    dense : precondition with the covariance of a first run of a quarter of the draws, pooled over
+        chains, besides the diagonal that the tuning finds itself.
     draws_per_step : draws in place of one of the other methods are this over `length`.
     """
 
@@ -37,9 +39,11 @@ class AdjustedMCLMC(NamedTuple):
 
 
 class Chains(NamedTuple):
-    """A run of c chains. draws : (c, n, d). warm_up, gradients : true gradients of all chains, until and after tuning.
+    """A run of c chains. draws : (c, n, d). warm_up, gradients : true gradients of all chains,
+    until and after tuning.
 
-    energies : transitions of all chains, those of tuning included, since an acceptance rests on one energy.
+    energies : transitions of all chains, those of tuning included, since an acceptance rests on one
+        energy.
     accepted : mean probability of acceptance.
     """
 
@@ -59,13 +63,19 @@ class Path(NamedTuple):
     steps: Int[Array, ""]
 
     def gradients(self) -> tuple[int, int]:
-        """Return the true gradients until the end of tuning, with those of the first states, and after it."""
+        """Return the true gradients until the end of tuning, with those of the first states, and
+        after it."""
         chains = self.tuning_steps.size
-        return chains + GRADIENTS_PER_STEP * int(self.tuning_steps.sum()), GRADIENTS_PER_STEP * int(self.steps.sum())
+        return chains + GRADIENTS_PER_STEP * int(self.tuning_steps.sum()), GRADIENTS_PER_STEP * int(
+            self.steps.sum()
+        )
 
 
 def run(
-    settings: AdjustedMCLMC, logdensity: Callable[[Any], Any], start: Float[Array, "c d"], num_samples: int
+    settings: AdjustedMCLMC,
+    logdensity: Callable[[Any], Any],
+    start: Float[Array, "c d"],
+    num_samples: int,
 ) -> Chains:
     """Tune and run each chain from `start`; the draws are `num_samples` by the settings."""
     number = round(num_samples * settings.draws_per_step / settings.length)
@@ -81,7 +91,9 @@ def run(
     found = _sample(lambda x: logdensity(centre + root @ x), start, key, number, settings.length)
     tuning, sampling = found.gradients()
     draws = np.asarray(centre) + np.asarray(found.draws) @ np.asarray(root).T
-    return Chains(draws, warm_up + tuning, sampling, len(draws) * energies, float(found.accept_prob.mean()))
+    return Chains(
+        draws, warm_up + tuning, sampling, len(draws) * energies, float(found.accept_prob.mean())
+    )
 
 
 def _transitions(number: int) -> int:
@@ -89,13 +101,19 @@ def _transitions(number: int) -> int:
     return number + 3 * int(0.1 * max(number, LEAST_TUNING))
 
 
-def _sample(logdensity: Callable[[Any], Any], start: Any, key: Array, number: int, length: float) -> Path:
+def _sample(
+    logdensity: Callable[[Any], Any], start: Any, key: Array, number: int, length: float
+) -> Path:
     chain = jax.jit(jax.vmap(lambda x, k: sample_chain(logdensity, x, k, number, length)))
     return jax.device_get(chain(start, jax.random.split(key, len(start))))
 
 
 def sample_chain(
-    logdensity: Callable[[Any], Any], start: Float[Array, " d"], key: Array, number: int, length: float
+    logdensity: Callable[[Any], Any],
+    start: Float[Array, " d"],
+    key: Array,
+    number: int,
+    length: float,
 ) -> Path:
     """Tune one chain as BlackJAX does and take `number` draws."""
     init_key, tune_key, sample_key = jax.random.split(key, 3)

@@ -15,8 +15,8 @@ from mcmcpost.stein import SquaredExponential
 class PublishedSurrogate(AbstractSurrogate):
     """A process of zero mean with an isotropic squared exponential in all d dimensions.
 
-    ⌊√d⌋ points and ℓ² = 0.4 d unless given. The paper trains on the first points that are a lengthscale apart; these
-    are farthest-point.
+    ⌊√d⌋ points and ℓ² = 0.4 d unless given. The paper trains on the first points that are a
+    lengthscale apart; these are farthest-point.
 
     Source: section 5.3 and appendix F.3.
     """

@@ -1,20 +1,25 @@
-"""Surrogate HMC against plain HMC, NUTS and adjusted MCLMC: effective draws per true gradient and per true energy.
+"""Surrogate HMC against plain HMC, NUTS and adjusted MCLMC: effective draws per true gradient and
+per true energy.
 
-    python -m benchmarks.surrogate.surrogate_hmc
-    python -m benchmarks.surrogate.surrogate_hmc --targets logistic lotka_volterra van_der_pol --name _models
-    python -m benchmarks.surrogate.surrogate_hmc --targets epidemics --rivals --samples 1000 --name _peers_epidemics
+    python -m benchmarks.surrogate.surrogate_hmc python -m benchmarks.surrogate.surrogate_hmc
+    --targets logistic lotka_volterra van_der_pol --name _models python -m
+    benchmarks.surrogate.surrogate_hmc --targets epidemics --rivals --samples 1000 --name
+    _peers_epidemics
 
-``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = 0.0455; ``rotation 0`` to
-``rotation 9`` turn it at random. ``ten bananas``: ten of them in 20-D, where a surrogate of few directions should
-decline. Chains start from N(0, I), those of the models near the mode. All gradients are counted, warm-up included;
-``energies`` are those that an acceptance rests on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least
-effective sizes over coordinates, the columns per thousand take the lesser of the two; ``without`` leaves out the
-gradients ``for warm-up``, as a long run would. ``HMC, same warm-up`` is the kernel with true gradients only; ``forced,
-8 × 100`` has eight directions and a hundred points and is never declined; ``HMC`` and ``NUTS`` are NumPyro's, with a
-diagonal mass matrix for the densities and a dense one for the models, ``long`` with a warm-up of 1,000. ``MCLMC, 2`` is
-BlackJAX's adjusted MCLMC with proposals of two integrator steps on average, four gradients, and ``dense`` its
-preconditioning by the covariance of a first run; it has more draws, as many as cost about the same for all lengths.
-``epidemics`` is a hierarchical ODE posterior of 20 parameters. All models have their sites on the real line.
+``banana``: equation 30 of de Roos, Gessner and Hennig (ICML 2021) in 100-D, P(|x₁| > 2) = 0.0455;
+``rotation 0`` to ``rotation 9`` turn it at random. ``ten bananas``: ten of them in 20-D, where a
+surrogate of few directions should decline. Chains start from N(0, I), those of the models near the
+mode. All gradients are counted, warm-up included; ``energies`` are those that an acceptance rests
+on (every leapfrog step of NUTS). ``bulk`` and ``tail`` are the least effective sizes over
+coordinates, the columns per thousand take the lesser of the two; ``without`` leaves out the
+gradients ``for warm-up``, as a long run would. ``HMC, same warm-up`` is the kernel with true
+gradients only; ``forced, 8 × 100`` has eight directions and a hundred points and is never declined;
+``HMC`` and ``NUTS`` are NumPyro's, with a diagonal mass matrix for the densities and a dense one
+for the models, ``long`` with a warm-up of 1,000. ``MCLMC, 2`` is BlackJAX's adjusted MCLMC with
+proposals of two integrator steps on average, four gradients, and ``dense`` its preconditioning by
+the covariance of a first run; it has more draws, as many as cost about the same for all lengths.
+``epidemics`` is a hierarchical ODE posterior of 20 parameters. All models have their sites on the
+real line.
 """
 
 import time
@@ -45,7 +50,8 @@ LONG_WARMUP = 1000
 
 
 class Problem(NamedTuple):
-    """A target: a potential in d dimensions, or a model with its arguments and start; `tail` of flat draws (…, d).
+    """A target: a potential in d dimensions, or a model with its arguments and start; `tail` of
+    flat draws (…, d).
 
     declines : whether the surrogate is expected to be declined, so that one of them is enough.
     """
@@ -88,7 +94,9 @@ def _model(module: Any) -> Problem:
 PROBLEMS: dict[str, Callable[[], Problem]] = {
     "banana": lambda: Problem(banana, 100, tail=lambda x: abs(x[..., 0]) > 2),
     **{f"rotation {seed}": partial(rotated, seed) for seed in range(10)},
-    "ten bananas": lambda: Problem(ten_bananas, 20, tail=lambda x: abs(x[..., 0]) > 2, declines=True),
+    "ten bananas": lambda: Problem(
+        ten_bananas, 20, tail=lambda x: abs(x[..., 0]) > 2, declines=True
+    ),
     "logistic": logistic,
     "lotka_volterra": lambda: _model(lotka_volterra),
     "van_der_pol": lambda: _model(van_der_pol),
@@ -97,7 +105,8 @@ PROBLEMS: dict[str, Callable[[], Problem]] = {
 
 
 class Method(NamedTuple):
-    """A kernel of NumPyro or the settings of adjusted MCLMC, and the length of warm-up if not the common one."""
+    """A kernel of NumPyro or the settings of adjusted MCLMC, and the length of warm-up if not the
+    common one."""
 
     kernel: Any
     num_warmup: int | None = None
@@ -108,7 +117,8 @@ def methods(problem: Problem) -> dict[str, Method]:
 
 
 def peers(problem: Problem) -> dict[str, Method]:
-    """Return what the surrogate is compared with, beside NumPyro's kernels after the same warm-up as its own."""
+    """Return what the surrogate is compared with, beside NumPyro's kernels after the same warm-up
+    as its own."""
     where = _where(problem)
     other = "NUTS, diagonal, long" if problem.potential is None else "NUTS, dense, long"
     return {
@@ -116,7 +126,10 @@ def peers(problem: Problem) -> dict[str, Method]:
         "NUTS, long": Method(NUTS(**where), LONG_WARMUP),
         other: Method(NUTS(**where | {"dense_mass": problem.model is None}), LONG_WARMUP),
         **{f"MCLMC, {length}": Method(_mclmc.AdjustedMCLMC(length)) for length in (2, 4, 8, 16)},
-        **{f"MCLMC, dense, {length}": Method(_mclmc.AdjustedMCLMC(length, dense=True)) for length in (2, 4)},
+        **{
+            f"MCLMC, dense, {length}": Method(_mclmc.AdjustedMCLMC(length, dense=True))
+            for length in (2, 4)
+        },
     }
 
 
@@ -124,7 +137,11 @@ def _where(problem: Problem) -> dict[str, Any]:
     if problem.model is None:
         return {"potential_fn": problem.potential}
     where: dict[str, Any] = {"model": problem.model, "dense_mass": True}
-    return where if problem.start is None else where | {"init_strategy": init_to_value(values=problem.start)}
+    return (
+        where
+        if problem.start is None
+        else where | {"init_strategy": init_to_value(values=problem.start)}
+    )
 
 
 def kernels(problem: Problem) -> dict[str, Any]:
@@ -140,7 +157,9 @@ def kernels(problem: Problem) -> dict[str, Any]:
         "surrogate": mp.SurrogateHMC(**surrogate),
         "surrogate, 8 moves": mp.SurrogateHMC(**surrogate, delayed_acceptance=8),
         **{
-            f"forced, {q} × {m}": mp.SurrogateHMC(**surrogate, surrogate=mp.SubspaceSurrogate(m, q, None, 50), **forced)
+            f"forced, {q} × {m}": mp.SurrogateHMC(
+                **surrogate, surrogate=mp.SubspaceSurrogate(m, q, None, 50), **forced
+            )
             for q, m in ((8, 200), (8, 100), (4, 50), (2, 50))
         },
         "published": mp.SurrogateHMC(**surrogate, surrogate=PublishedSurrogate(), **forced),
@@ -156,7 +175,8 @@ def ess(draws: np.ndarray, kind: str) -> float:
 class Run(NamedTuple):
     """A finished run.
 
-    draws : (c, n, d). warm_up, gradients : true gradients until the end of warm-up, and in all. energies : true ones.
+    draws : (c, n, d). warm_up, gradients : true gradients until the end of warm-up, and in all.
+        energies : true ones.
     accepted : mean probability of acceptance. seconds : of the CPU, compiling included.
     used, gradient_error : of the surrogate. mcmc : of NumPyro, None for adjusted MCLMC.
     """
@@ -196,13 +216,26 @@ def run(name: str, problem: Problem, method: Method, num_warmup: int, num_sample
     init = None if problem.potential is None else starts(name, problem)
     warm_up = 0
     if not ours:  # ours counts warm-up itself
-        mcmc.warmup(jax.random.key(0), init_params=init, extra_fields=fields, collect_warmup=True, **arguments)
+        mcmc.warmup(
+            jax.random.key(0),
+            init_params=init,
+            extra_fields=fields,
+            collect_warmup=True,
+            **arguments,
+        )
         warm_up = NUM_CHAINS + int(mcmc.get_extra_fields()["num_steps"].sum())
-    mcmc.run(jax.random.key(1), init_params=init if ours else None, extra_fields=fields, **arguments)
+    mcmc.run(
+        jax.random.key(1), init_params=init if ours else None, extra_fields=fields, **arguments
+    )
     found = mcmc.get_extra_fields(group_by_chain=True)
     if ours:
-        total = {key: int(found[f"num_{key}"][:, -1].sum()) for key in ("true_gradients", "true_energies")}
-        warm_up, before = (int(found[f"num_warmup_{key}"][:, -1].sum()) for key in ("gradients", "energies"))
+        total = {
+            key: int(found[f"num_{key}"][:, -1].sum())
+            for key in ("true_gradients", "true_energies")
+        }
+        warm_up, before = (
+            int(found[f"num_warmup_{key}"][:, -1].sum()) for key in ("gradients", "energies")
+        )
         gradients, energies = warm_up + total["true_gradients"], before + total["true_energies"]
     else:
         gradients = warm_up + int(found["num_steps"].sum())
@@ -226,7 +259,9 @@ def _flat(problem: Problem, mcmc: MCMC) -> np.ndarray:
     sites = samples if isinstance(samples, dict) else {"x": samples}
     if problem.model is not None:
         sites = {key: sites[key] for key in mcmc.last_state.z}
-    return np.concatenate([np.asarray(v).reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1)
+    return np.concatenate(
+        [np.asarray(v).reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1
+    )
 
 
 def run_mclmc(name: str, problem: Problem, settings: _mclmc.AdjustedMCLMC, num_samples: int) -> Run:
@@ -256,7 +291,9 @@ def run_mclmc(name: str, problem: Problem, settings: _mclmc.AdjustedMCLMC, num_s
 
 def row(name: str, problem: Problem, method: str, done: Run) -> dict[str, Any]:
     flat = done.draws
-    bulk, tail = (min(ess(flat[..., i], kind) for i in range(flat.shape[-1])) for kind in ("bulk", "tail"))
+    bulk, tail = (
+        min(ess(flat[..., i], kind) for i in range(flat.shape[-1])) for kind in ("bulk", "tail")
+    )
     inside = None if problem.tail is None else problem.tail(flat).astype(float)
     error = float("nan") if inside is None else inside.std() / np.sqrt(ess(inside, "mean"))
     return {
@@ -282,7 +319,8 @@ def row(name: str, problem: Problem, method: str, done: Run) -> dict[str, Any]:
 
 
 def reduced(name: str, method: str, done: Run) -> list[dict[str, Any]]:
-    """Return the effective draws (sd/mcse)² per true gradient, scores counted, with and without control variates."""
+    """Return the effective draws (sd/mcse)² per true gradient, scores counted, with and without
+    control variates."""
     tree = mp.from_numpyro(done.mcmc)
     scores = int(tree["sample_stats"].attrs.get("score_evaluations", 0))
     rows = []
@@ -312,10 +350,16 @@ def wanted(problem: Problem, chosen: list[str] | None, against_peers: bool) -> l
         return [name for name in methods(problem) if name in chosen]
     if against_peers:
         fewer = ("NUTS, diagonal, long", "MCLMC, 4", "MCLMC, 8", "MCLMC, 16")
-        return ["NUTS", "surrogate", *(name for name in peers(problem) if problem.model is None or name not in fewer)]
+        return [
+            "NUTS",
+            "surrogate",
+            *(name for name in peers(problem) if problem.model is None or name not in fewer),
+        ]
     names = kernels(problem)
     few = {"NUTS", "NUTS, dense", "HMC", "surrogate"}
-    return [name for name in names if name in few or not (problem.declines or name.startswith("forced"))]
+    return [
+        name for name in names if name in few or not (problem.declines or name.startswith("forced"))
+    ]
 
 
 def main() -> None:
@@ -323,15 +367,27 @@ def main() -> None:
     parser = Command(__doc__, quick="--targets banana --methods NUTS surrogate --samples 300")
     parser.add_argument("--targets", nargs="+", choices=PROBLEMS, default=["banana", "ten bananas"])
     parser.add_argument(
-        "--methods", nargs="+", default=None, help="those of this package and NumPyro, or the peers, by default"
+        "--methods",
+        nargs="+",
+        default=None,
+        help="those of this package and NumPyro, or the peers, by default",
     )
-    parser.add_argument("--rivals", action="store_true", help="long warm-ups and adjusted MCLMC, no control variates")
+    parser.add_argument(
+        "--rivals",
+        action="store_true",
+        help="long warm-ups and adjusted MCLMC, no control variates",
+    )
     parser.add_argument("--name", default="", help="added to the name of the JSON file")
     parser.add_argument("--warmup", type=int, default=150)
     parser.add_argument("--samples", type=int, default=2000)
     args = parser.parse_args()
     title = "Surrogate HMC: effective draws per true gradient and per true energy, warm-up counted"
-    settings = {"chains": NUM_CHAINS, "warmup": args.warmup, "samples": args.samples, "steps": STEPS}
+    settings = {
+        "chains": NUM_CHAINS,
+        "warmup": args.warmup,
+        "samples": args.samples,
+        "steps": STEPS,
+    }
     rows: list[dict[str, Any]] = []
     products: list[dict[str, Any]] = []
     for name in args.targets:
@@ -344,7 +400,11 @@ def main() -> None:
             emit("surrogate_hmc" + args.name, title, rows, final=False, **settings)
     emit("surrogate_hmc" + args.name, title, rows, **settings)
     if products:
-        emit("surrogate_product" + args.name, "The product of both gains: surrogate and control variates", products)
+        emit(
+            "surrogate_product" + args.name,
+            "The product of both gains: surrogate and control variates",
+            products,
+        )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""The house docstrings as numpydoc and reST read them, and a directive for the public names of a package.
+"""The house docstrings as numpydoc and reST read them, and a directive for the public names of a
+package.
 
-``name : what it is`` is an entry of a definition list here, where numpydoc would take the words for a type; bars and
+``name : what it is`` is an entry of a definition list here, where numpydoc would take the words for
+    a type; bars and
 asterisks in formulas are themselves, where reST would take them for markup.
 """
 
@@ -20,11 +22,14 @@ _FIELD_DOCSTRING = re.compile(r"^Alias for field number \d+$")
 def escape(line: str) -> str:
     """Escape bars and asterisks outside of code."""
     parts = _CODE.split(line)
-    return "".join(part if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in parts)
+    return "".join(
+        part if part.startswith("`") else re.sub(r"([|*])", r"\\\1", part) for part in parts
+    )
 
 
 def entries(lines: list[str]) -> list[str]:
-    """Turn each ``name : text`` at the margin, with its indented continuation, into an entry of a definition list."""
+    """Turn each ``name : text`` at the margin, with its indented continuation, into an entry of a
+    definition list."""
     result: list[str] = []
     inside = False
     for line in lines:
@@ -42,17 +47,24 @@ def entries(lines: list[str]) -> list[str]:
     return result
 
 
-def process(app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]) -> None:
+def process(
+    app: Sphinx, what: str, name: str, thing: object, options: object, lines: list[str]
+) -> None:
     """Rewrite a docstring before numpydoc sees it."""
     del app, what, name, thing, options
     lines[:] = entries(lines)
 
 
-def skip(app: Sphinx, what: str, name: str, thing: object, skipped: bool, options: object) -> bool | None:
-    """Leave out the fields of named tuples, which their class's docstring describes, and borrowed functions."""
+def skip(
+    app: Sphinx, what: str, name: str, thing: object, skipped: bool, options: object
+) -> bool | None:
+    """Leave out the fields of named tuples, which their class's docstring describes, and borrowed
+    functions."""
     del app, what, name, skipped, options
     borrowed = not (getattr(thing, "__module__", None) or "mcmcpost").startswith("mcmcpost")
-    return True if borrowed or _FIELD_DOCSTRING.match(getattr(thing, "__doc__", None) or "") else None
+    return (
+        True if borrowed or _FIELD_DOCSTRING.match(getattr(thing, "__doc__", None) or "") else None
+    )
 
 
 class Public(SphinxDirective):
@@ -68,14 +80,22 @@ class Public(SphinxDirective):
         """Return the sections of functions and classes."""
         package, *others = self.arguments
         module = importlib.import_module(package)
-        known = {id(getattr(other, n)) for other in map(importlib.import_module, others) for n in other.__all__}
+        known = {
+            id(getattr(other, n))
+            for other in map(importlib.import_module, others)
+            for n in other.__all__
+        }
         lines = []
         for name in sorted(module.__all__, key=str.lower):
             thing = getattr(module, name)
             if id(thing) in known or not callable(thing):
                 continue
             kind = "autoclass" if isinstance(thing, type) else "autofunction"
-            lines += [f".. {kind}:: {package}.{name}", *(["   :members:"] if kind == "autoclass" else []), ""]
+            lines += [
+                f".. {kind}:: {package}.{name}",
+                *(["   :members:"] if kind == "autoclass" else []),
+                "",
+            ]
         return self.parse_text_to_nodes("\n".join(lines))
 
 

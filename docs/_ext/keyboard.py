@@ -1,4 +1,5 @@
-"""What scrolls sideways on a narrow screen can be reached by the keyboard, and captions are headings of a level."""
+"""What scrolls sideways on a narrow screen can be reached by the keyboard, and captions are
+headings of a level."""
 
 import re
 from typing import Any
@@ -10,8 +11,11 @@ _CAPTION = '<p class="caption" role="heading"'
 _SCROLLS = re.compile(r'<(pre|div class="table-wrapper[^"]*")>')
 
 
-def make_reachable(app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object) -> None:
-    """Put code and tables into the order of the tab key; state the level of the captions of lists of pages."""
+def make_reachable(
+    app: Sphinx, pagename: str, templatename: str, context: dict[str, Any], doctree: object
+) -> None:
+    """Put code and tables into the order of the tab key; state the level of the captions of lists
+    of pages."""
     del app, pagename, templatename, doctree
     if "body" in context:
         body = _SCROLLS.sub(r'<\1 tabindex="0">', context["body"])

@@ -9,7 +9,9 @@ from sphinx.application import Sphinx
 
 def mathml(formula: str, display: str) -> str:
     """Return the formula, with the thin space that TeX has between a logarithm and its argument."""
-    return re.sub(r"(<mi>log</mi>)(?=<mi>)", r'\1<mspace width="0.17em"/>', convert(formula, display=display))
+    return re.sub(
+        r"(<mi>log</mi>)(?=<mi>)", r'\1<mspace width="0.17em"/>', convert(formula, display=display)
+    )
 
 
 def visit_math(self: nodes.NodeVisitor, node: nodes.math) -> None:

@@ -1,6 +1,7 @@
 """The command line and the report: the only package that knows a plotting backend.
 
-The names are listed in ``__init__.pyi`` and imported on first use, so that the program starts at once.
+The names are listed in ``__init__.pyi`` and imported on first use, so that the program starts at
+once.
 """
 
 import lazy_loader

@@ -1,4 +1,5 @@
-"""Drawing on any backend of arviz-plots: ticks, what each backend does in its own way, and the canvas."""
+"""Drawing on any backend of arviz-plots: ticks, what each backend does in its own way, and the
+canvas."""
 
 import abc
 import html
@@ -35,7 +36,11 @@ def decade_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
     if len(powers) > 2:
         kept = [k for k in powers if k % stride == 0]
         return [float(k) for k in kept], [_power_text(k) for k in kept]
-    places = [(k + math.log10(m), m * 10.0**k) for k in range(math.floor(low), math.ceil(high) + 1) for m in (1, 2, 5)]
+    places = [
+        (k + math.log10(m), m * 10.0**k)
+        for k in range(math.floor(low), math.ceil(high) + 1)
+        for m in (1, 2, 5)
+    ]
     inside = [(place, value) for place, value in places if low <= place <= high]
     return [place for place, _ in inside], [f"{value:g}" for _, value in inside]
 
@@ -48,7 +53,8 @@ def whole_ticks(last: int) -> list[int]:
 
 
 def even_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
-    """Return round numbers between `low` and `high`, evenly spaced, at most six, and the numbers as text."""
+    """Return round numbers between `low` and `high`, evenly spaced, at most six, and the numbers as
+    text."""
     first = math.floor(math.log10(high - low)) - 1
     steps = (m * 10.0**k for k in range(first, first + 3) for m in (1, 2, 5))
     # Places as multiples of the step: adding it up would label 0.30000000000000004.
@@ -58,12 +64,14 @@ def even_ticks(low: float, high: float) -> tuple[list[float], list[str]]:
 
 
 def asinh_scaled(values: np.ndarray, bend: float) -> np.ndarray:
-    """Return asinh(values/bend), which is linear in values below `bend` and logarithmic far above it."""
+    """Return asinh(values/bend), which is linear in values below `bend` and logarithmic far above
+    it."""
     return np.arcsinh(values / bend)
 
 
 def asinh_ticks(bend: float, most: float) -> tuple[list[float], list[str]]:
-    """Return ticks of an `asinh_scaled` axis, at zero and round numbers from `bend`/3 to `most`, and their labels."""
+    """Return ticks of an `asinh_scaled` axis, at zero and round numbers from `bend`/3 to `most`,
+    and their labels."""
     # From a third of the bend on, where the axis is linear and smaller ticks would lie on each
     # other.
     powers, texts = decade_ticks(math.log10(bend / 3), math.log10(most))
@@ -91,9 +99,12 @@ CLEAR = "rgba(0, 0, 0, 0)"
 class AbstractDialect(abc.ABC):
     """One backend of arviz-plots.
 
-    name : its name in arviz-plots. packages : modules that it needs. home : prefix of the modules that define its
-    targets. size : of a point, in the units of its `scatter`. small : font size of text beside data.
-    many_texts : whether its `text` writes several texts in one call. tilted : arguments of tilted tick labels.
+    name : its name in arviz-plots. packages : modules that it needs. home : prefix of the modules
+        that define its
+    targets. size : of a point, in the units of its `scatter`. small : font size of text beside
+        data.
+    many_texts : whether its `text` writes several texts in one call. tilted : arguments of tilted
+        tick labels.
     behind : arguments that draw a line behind the data.
     """
 
@@ -109,7 +120,10 @@ class AbstractDialect(abc.ABC):
     def owns(self, target: object) -> bool:
         """Return whether `target` is one of this backend."""
         # By name: asking `isinstance` would import every backend, of which a person may have one.
-        return any(f"{kind.__module__}.{kind.__name__}".startswith(self.home) for kind in type(target).__mro__)
+        return any(
+            f"{kind.__module__}.{kind.__name__}".startswith(self.home)
+            for kind in type(target).__mro__
+        )
 
     @abc.abstractmethod
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
@@ -124,14 +138,17 @@ class AbstractDialect(abc.ABC):
 
     @abc.abstractmethod
     def plain(self, names: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-        """Return names as tick labels without markup or mathematics, and the arguments that this needs."""
+        """Return names as tick labels without markup or mathematics, and the arguments that this
+        needs."""
 
     @abc.abstractmethod
     def legend(self, target: Any, place: str) -> None:
         """Show the legend of everything drawn so far."""
 
     @abc.abstractmethod
-    def bars(self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool) -> None:
+    def bars(
+        self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool
+    ) -> None:
         """Draw horizontal bars from zero to `ends`."""
 
     @abc.abstractmethod
@@ -161,10 +178,16 @@ class Matplotlib(AbstractDialect):
         return list(names), {"parse_math": False}
 
     def legend(self, target: Any, place: str) -> None:
-        where = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2} if place == ABOVE else {"loc": place}
+        where = (
+            {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2}
+            if place == ABOVE
+            else {"loc": place}
+        )
         target.legend(frameon=False, **where)
 
-    def bars(self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool) -> None:
+    def bars(
+        self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool
+    ) -> None:
         target.barh(rows, ends, height=BAR, facecolor=color if filled else "none", edgecolor=color)
 
     def matrix(self, target: Any, values: np.ndarray, label: str) -> None:
@@ -203,9 +226,16 @@ class Bokeh(AbstractDialect):
         else:
             legend.location = {LOWER_RIGHT: "bottom_right", UPPER_RIGHT: "top_right"}[place]
 
-    def bars(self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool) -> None:
+    def bars(
+        self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool
+    ) -> None:
         target.hbar(
-            y=list(rows), right=list(ends), left=0.0, height=BAR, line_color=color, fill_color=color if filled else None
+            y=list(rows),
+            right=list(ends),
+            left=0.0,
+            height=BAR,
+            line_color=color,
+            fill_color=color if filled else None,
         )
 
     def matrix(self, target: Any, values: np.ndarray, label: str) -> None:
@@ -228,7 +258,8 @@ class Bokeh(AbstractDialect):
 
 
 class Plotly(AbstractDialect):
-    """Targets are ``arviz_plots.backend.plotly.core.PlotlyPlot``: a figure, a row and a column of it."""
+    """Targets are ``arviz_plots.backend.plotly.core.PlotlyPlot``: a figure, a row and a column of
+    it."""
 
     name, packages, home = "plotly", ("plotly", "webcolors"), "arviz_plots.backend.plotly."
     size, small = 36.0, 12
@@ -252,10 +283,16 @@ class Plotly(AbstractDialect):
 
     def legend(self, target: Any, place: str) -> None:
         above = {"orientation": "h", "x": 0.5, "xanchor": "center", "y": 1.0, "yanchor": "bottom"}
-        inside = {"x": 1.0, "xanchor": "right", **dict(zip(("y", "yanchor"), self._edge(place), strict=True))}
+        inside = {
+            "x": 1.0,
+            "xanchor": "right",
+            **dict(zip(("y", "yanchor"), self._edge(place), strict=True)),
+        }
         target.figure.update_layout(legend=above if place == ABOVE else inside)
 
-    def bars(self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool) -> None:
+    def bars(
+        self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool
+    ) -> None:
         from plotly.graph_objects import Bar
 
         marker = {"color": color if filled else CLEAR, "line": {"color": color, "width": 1}}
@@ -277,7 +314,9 @@ class Plotly(AbstractDialect):
     def matrix(self, target: Any, values: np.ndarray, label: str) -> None:
         from plotly.graph_objects import Heatmap
 
-        target.add_trace(Heatmap(z=values, zmin=-1.0, zmax=1.0, colorscale="RdBu_r", colorbar={"title": label}))
+        target.add_trace(
+            Heatmap(z=values, zmin=-1.0, zmax=1.0, colorscale="RdBu_r", colorbar={"title": label})
+        )
 
     @staticmethod
     def _edge(place: str) -> tuple[float, str]:
@@ -302,8 +341,12 @@ class Nothing(AbstractDialect):
     def legend(self, target: Any, place: str) -> None:
         target.append({"function": "legend", "place": place})
 
-    def bars(self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool) -> None:
-        target.append({"function": "bars", "rows": rows, "ends": ends, "color": color, "filled": filled})
+    def bars(
+        self, target: Any, rows: Sequence[int], ends: Sequence[float], color: str, filled: bool
+    ) -> None:
+        target.append(
+            {"function": "bars", "rows": rows, "ends": ends, "color": color, "filled": filled}
+        )
 
     def matrix(self, target: Any, values: np.ndarray, label: str) -> None:
         target.append({"function": "matrix", "values": values, "label": label})
@@ -322,12 +365,14 @@ FAINT = "#cccccc"
 INK = "#000000"
 
 WHITE = "#ffffff"
-"""Colours that are distinct from each other and from a white background, the same in every backend."""
+"""Colours that are distinct from each other and from a white background, the same in every
+backend."""
 
 CIRCLE, TRIANGLE, DIAMOND, SQUARE = "C0", "C2", "C4", "C5"
 
 SOLID, DASHED = "C0", "C1"
-"""Markers and line styles by their position in the cycles of arviz-plots, since backends name them differently."""
+"""Markers and line styles by their position in the cycles of arviz-plots, since backends name them
+differently."""
 
 MOST_LETTERS = 40
 
@@ -341,14 +386,22 @@ class Series(NamedTuple):
 
 
 class Canvas(NamedTuple):
-    """A target to draw on, the module of arviz-plots that draws on it, and the dialect of its backend."""
+    """A target to draw on, the module of arviz-plots that draws on it, and the dialect of its
+    backend."""
 
     dialect: AbstractDialect
     pen: Any
     target: Any
 
     def points(
-        self, x: Any, y: Any, series: Series, hover: Sequence[str], *, x_error: Any = None, y_error: Any = None
+        self,
+        x: Any,
+        y: Any,
+        series: Series,
+        hover: Sequence[str],
+        *,
+        x_error: Any = None,
+        y_error: Any = None,
     ) -> None:
         """Draw points, with intervals of plus and minus their errors where given; NaN is not drawn.
 
@@ -402,7 +455,13 @@ class Canvas(NamedTuple):
     def band(self, x: Any, low: Any, high: Any, color: str) -> None:
         """Fill the area between two curves faintly."""
         self.pen.fill_between_y(
-            x, low, high, self.target, color=color, alpha=0.25, **self.dialect.artist(None, False, None)
+            x,
+            low,
+            high,
+            self.target,
+            color=color,
+            alpha=0.25,
+            **self.dialect.artist(None, False, None),
         )
 
     def vertical_line(self, x: float, color: str) -> None:
@@ -413,7 +472,9 @@ class Canvas(NamedTuple):
         """Draw a horizontal line across the plot, behind the data."""
         self.pen.hline(y, self.target, color=color, width=1.0, **self.dialect.behind)
 
-    def bars(self, rows: Sequence[int], ends: Sequence[float], color: str, *, filled: bool = True) -> None:
+    def bars(
+        self, rows: Sequence[int], ends: Sequence[float], color: str, *, filled: bool = True
+    ) -> None:
         """Draw horizontal bars from zero to `ends`."""
         if len(rows):
             self.dialect.bars(self.target, rows, ends, color, filled)
@@ -422,7 +483,9 @@ class Canvas(NamedTuple):
         """Draw a heat map of values from −1 to 1; `label` is that of the colour bar."""
         self.dialect.matrix(self.target, values, label)
 
-    def text(self, x: Any, y: Any, texts: Sequence[str], *, color: str = INK, align: str = "center") -> None:
+    def text(
+        self, x: Any, y: Any, texts: Sequence[str], *, color: str = INK, align: str = "center"
+    ) -> None:
         """Write small text; `align` is the end of each text that lies at x."""
         # matplotlib's `text` writes one text a call; bokeh makes a glyph of each call.
         groups = [(x, y, texts)] if self.dialect.many_texts else zip(x, y, texts, strict=True)
@@ -446,7 +509,9 @@ class Canvas(NamedTuple):
     def columns(self, names: Sequence[str], every: int = 1) -> None:
         """Label the columns 0, 1, … of a matrix, or every so many of them."""
         labels, plainly = self.dialect.plain([row_name(name) for name in names[::every]])
-        self.pen.xticks(list(range(0, len(names), every)), labels, self.target, **self.dialect.tilted, **plainly)
+        self.pen.xticks(
+            list(range(0, len(names), every)), labels, self.target, **self.dialect.tilted, **plainly
+        )
         self.pen.xlim((-0.5, len(names) - 0.5), self.target)
 
     def x_axis(
@@ -464,7 +529,8 @@ class Canvas(NamedTuple):
             self.pen.xlim(limits, self.target)
 
     def name_x_axis(self, name: str, ticks: tuple[Sequence[float], Sequence[str]]) -> None:
-        """Label the horizontal axis by the name of a quantity, which may have markup or mathematics in it."""
+        """Label the horizontal axis by the name of a quantity, which may have markup or mathematics
+        in it."""
         self.pen.xticks(*ticks, self.target)
         labels, plainly = self.dialect.plain([row_name(name)])
         self.pen.xlabel(labels[0], self.target, **plainly)
@@ -486,8 +552,13 @@ def require(where: str, *modules: str) -> None:
     """Raise an error that says how to install an optional package where it is missing."""
     missing = [name for name in modules if find_spec(name) is None]
     if missing:
-        cure = "They are optional: install `mcmcpost[plots]` for plots, `mcmcpost[report]` for reports."
-        raise MissingPackageError(where, f"the packages {', '.join(modules)}", f"no {', '.join(missing)}", cure)
+        cure = (
+            "They are optional: install `mcmcpost[plots]` for plots, `mcmcpost[report]` for "
+            "reports."
+        )
+        raise MissingPackageError(
+            where, f"the packages {', '.join(modules)}", f"no {', '.join(missing)}", cure
+        )
 
 
 def canvas_for(where: str, ax: Any, backend: str | None, size: tuple[float, float]) -> Canvas:
@@ -509,8 +580,11 @@ PANEL = (3.4, 2.6)
 MOST_COLUMNS = 3
 
 
-def canvases_for(where: str, ax: Any, backend: str | None, size: tuple[float, float], count: int) -> list[Canvas]:
-    """Return canvases on the targets `ax`, or on those of a new figure: one of that size, or several in a grid."""
+def canvases_for(
+    where: str, ax: Any, backend: str | None, size: tuple[float, float], count: int
+) -> list[Canvas]:
+    """Return canvases on the targets `ax`, or on those of a new figure: one of that size, or
+    several in a grid."""
     if count == 1:
         return [canvas_for(where, ax, backend, size)]
     if ax is not None:
@@ -536,7 +610,8 @@ def rows_height(count: int) -> float:
 
 
 def row_name(name: str) -> str:
-    """Return a name as a row label: printable, on one line, of at most 40 characters, among them a short index."""
+    """Return a name as a row label: printable, on one line, of at most 40 characters, among them a
+    short index."""
     text = "".join(c if c.isprintable() else " " for c in name)
     if len(text) <= MOST_LETTERS:
         return text
@@ -568,7 +643,9 @@ def _owner(where: str, ax: Any, backend: str | None) -> AbstractDialect:
     if owner is None or wanted not in (None, owner):
         kind = "any backend of arviz-plots" if wanted is None else wanted.name
         cure = "Pass matplotlib axes, a bokeh figure, a PlotlyPlot of arviz-plots, or no `ax`."
-        raise InputTypeError(where, f"`ax` to be a target of {kind}", f"a {type(ax).__name__}", cure)
+        raise InputTypeError(
+            where, f"`ax` to be a target of {kind}", f"a {type(ax).__name__}", cure
+        )
     return owner
 
 
@@ -579,7 +656,8 @@ def _ends(values: np.ndarray, error: Any) -> np.ndarray:
 
 
 MOST_NAMED = 20
-"""Rows of a matrix that are all named; of more, every so many are, and the figure grows no further."""
+"""Rows of a matrix that are all named; of more, every so many are, and the figure grows no
+further."""
 
 
 def matrix_size(count: int) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""The commands, thin over the public functions. JAX, NumPy and the rest are imported inside them, when one runs."""
+"""The commands, thin over the public functions. JAX, NumPy and the rest are imported inside them,
+when one runs."""
 
 import json
 import logging
@@ -34,8 +35,10 @@ if TYPE_CHECKING:
 
 
 app = typer.Typer(
-    help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, evidence, reports.",
-    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input, in a line; 130 Ctrl-C.",
+    help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, "
+    "evidence, reports.",
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input, in a line; "
+    "130 Ctrl-C.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
@@ -46,22 +49,30 @@ PIPE_CLOSED = 141
 
 
 def main() -> None:
-    """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost in a traceback."""
+    """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost
+    in a traceback."""
     code = 0
     try:
         arguments = sys.argv[1:]
         # Not standalone: typer would print its own errors and exit.
-        code = app(arguments or ["--help"], prog_name="mcmcpost", standalone_mode=False) or (0 if arguments else 2)
+        code = app(arguments or ["--help"], prog_name="mcmcpost", standalone_mode=False) or (
+            0 if arguments else 2
+        )
         sys.stdout.flush()
     except (Exception, SystemExit) as error:  # a model file may exit
         # The flush above is within the block, because Python's own at exit can only print what went
         # wrong. Output goes nowhere from here on, so that it has nothing left to write.
-        if BrokenPipeError in (type(error), type(error.__context__)):  # what reads the output has enough of it
+        # what reads the output has enough of it
+        if BrokenPipeError in (type(error), type(error.__context__)):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(PIPE_CLOSED)
         # In this order: an InputError that a model file's own code raises is told with the line of
         # that file.
-        message = usage_fault(error) or model_file_fault(error) or (str(error) if is_user_error(error) else None)
+        message = (
+            usage_fault(error)
+            or model_file_fault(error)
+            or (str(error) if is_user_error(error) else None)
+        )
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
         say("error", message)
@@ -82,9 +93,13 @@ def _print_version(wanted: bool | None) -> None:
 def _common(
     version: Annotated[  # noqa: ARG001  (typer calls back, and passes None on)
         bool | None,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = None,
-    debug: Annotated[bool, typer.Option("--debug", hidden=True, help="Show tracebacks of user errors.")] = False,
+    debug: Annotated[
+        bool, typer.Option("--debug", hidden=True, help="Show tracebacks of user errors.")
+    ] = False,
 ) -> None:
     if debug:
         os.environ["MCMCPOST_DEBUG"] = "1"
@@ -99,7 +114,9 @@ def sample(
             help="Model file: a Python file with model() and data(); or the name of a shipped one.",
         ),
     ],
-    output: Annotated[Path, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="New file, .nc or .zarr; nothing is overwritten.")
+    ],
     warmup: options.Warmup = None,
     draws: options.Draws = None,
     chains: options.Chains = None,
@@ -108,13 +125,18 @@ def sample(
     until: Annotated[
         float | None,
         typer.Option(
-            help="Sample in batches of --draws [default: 250] until every controlled error is at most this.", min=0.0
+            help="Sample in batches of --draws [default: 250] until every controlled error is at "
+            "most this.",
+            min=0.0,
         ),
     ] = None,
     relative: Annotated[
-        bool, typer.Option("--relative", help="Errors of --until are in posterior standard deviations.")
+        bool,
+        typer.Option("--relative", help="Errors of --until are in posterior standard deviations."),
     ] = False,
-    max_draws: Annotated[int, typer.Option(help="Draws of all chains together at most, of --until.", min=1)] = 100_000,
+    max_draws: Annotated[
+        int, typer.Option(help="Draws of all chains together at most, of --until.", min=1)
+    ] = 100_000,
     as_json: options.AsJson = False,
 ) -> None:
     """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
@@ -130,7 +152,9 @@ def sample(
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         if until is None and relative:
-            raise InputError("--relative: expected --until, got none. It is the unit of that error.")
+            raise InputError(
+                "--relative: expected --until, got none. It is the unit of that error."
+            )
         goal = None if until is None else Goal(until, relative, max_draws)
         # With --until the draws are those of a batch, which are looked at again and again.
         settings = settings_of(given, POSTERIOR if goal is None else POSTERIOR | {"draws": BATCH})
@@ -148,7 +172,13 @@ def sample(
         shape = tree["posterior"].sizes
         if as_json:
             facts = {"path": str(output), "chains": shape["chain"], "draws": shape["draw"]}
-            _print_json(facts | {"max_rhat": convergence.max_rhat, "divergences": convergence.recorded_divergences})
+            _print_json(
+                facts
+                | {
+                    "max_rhat": convergence.max_rhat,
+                    "divergences": convergence.recorded_divergences,
+                }
+            )
         else:
             print(f"{output}: {number_of_draws(shape['chain'], shape['draw'])}")
 
@@ -160,8 +190,8 @@ def reduce(
         typer.Argument(
             metavar="TRACE_OR_MODEL...",
             callback=options.named,
-            help="A trace (.nc, .zarr, .csv), or several, one a job or chain, taken together; or a model file, or the "
-            "name of a shipped one, such as lotka-volterra.",
+            help="A trace (.nc, .zarr, .csv), or several, one a job or chain, taken together; or a "
+            "model file, or the name of a shipped one, such as lotka-volterra.",
         ),
     ],
     output: options.Output = None,
@@ -180,7 +210,8 @@ def reduce(
         list[Path] | None,
         typer.Option(
             metavar="FILE.csv",
-            help="Diagnostic file of CmdStan, which has the scores; by default those beside the outputs. Repeatable.",
+            help="Diagnostic file of CmdStan, which has the scores; by default those beside the "
+            "outputs. Repeatable.",
         ),
     ] = None,
     as_json: options.AsJson = False,
@@ -191,7 +222,8 @@ def reduce(
     seed: options.Seed = None,
     option: options.Options = None,
 ) -> None:
-    """Print the posterior expectations of a trace, or of a model file sampled first, with smaller errors."""
+    """Print the posterior expectations of a trace, or of a model file sampled first, with smaller
+    errors."""
     with _program():
         import mcmcpost
         from mcmcpost.app.commands import Beyond, estimates_text, reduce_tree, sum_traces, tree_with
@@ -209,7 +241,10 @@ def reduce(
         asked, chosen = Asked(parse_expressions(expect or []), var_names, filter_vars), method.value
         probabilities = check_probabilities(quantile) if quantile else None
         beyond = Beyond(
-            probabilities, resolve_interval("--ci", ci, ci_kind), tuple(kind.value for kind in spread or ()), elpd
+            probabilities,
+            resolve_interval("--ci", ci, ci_kind),
+            tuple(kind.value for kind in spread or ()),
+            elpd,
         )
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
@@ -222,7 +257,14 @@ def reduce(
         # CmdStan's two kinds of files are told apart by their columns.
         beside, option = diagnostics or [], options.with_data(option, data)
         try:
-            tree = open_source([*sources, *beside], model, given, option, allow_bad_scores=allow_bad_scores, ask=ask)
+            tree = open_source(
+                [*sources, *beside],
+                model,
+                given,
+                option,
+                allow_bad_scores=allow_bad_scores,
+                ask=ask,
+            )
         except UnequalChains:
             if len(sources) == 1 or len(beside) not in (0, len(sources)):
                 raise
@@ -230,14 +272,29 @@ def reduce(
                 cure = "Means of chains of any lengths are added: leave these options out."
                 where = "--quantile, --ci, --spread, --elpd"
                 raise InputError(where, "chains of one length", "several", cure) from None
-            say("note", "chains of different lengths: each trace is summed, and weighs as many draws as it has")
-            traces = [list(files) for files in (zip(sources, beside, strict=True) if beside else zip(sources))]
-            tree = sum_traces(traces, None, asked, chosen, model, option, allow_bad_scores).to_datatree()
+            say(
+                "note",
+                "chains of different lengths: each trace is summed, and weighs as many draws "
+                "as it has",
+            )
+            traces = [
+                list(files)
+                for files in (zip(sources, beside, strict=True) if beside else zip(sources))
+            ]
+            tree = sum_traces(
+                traces, None, asked, chosen, model, option, allow_bad_scores
+            ).to_datatree()
             asked, chosen = Asked({}, None, None), options.MethodName.AUTO.value
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, asked, beyond, chosen, allow_bad_scores)
             if as_json:
-                _print_json({"quantities": [q for e in reduced.estimates for q in e.to_json_dict()["quantities"]]})
+                _print_json(
+                    {
+                        "quantities": [
+                            q for e in reduced.estimates for q in e.to_json_dict()["quantities"]
+                        ]
+                    }
+                )
             else:
                 print(estimates_text(reduced.printed))
             if output is not None:  # after the table, which no fault in writing may cost
@@ -250,12 +307,17 @@ def reduce(
 def moments(
     sources: Annotated[
         list[Path],
-        typer.Argument(metavar="TRACE...", help="Traces (.nc, .zarr, .csv) of one posterior, of any lengths."),
+        typer.Argument(
+            metavar="TRACE...", help="Traces (.nc, .zarr, .csv) of one posterior, of any lengths."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file of sums, .nc or .zarr.")],
     append: Annotated[
         Path | None,
-        typer.Option(metavar="SUMS", help="Add to the sums of this file; draws that are in them are left out."),
+        typer.Option(
+            metavar="SUMS",
+            help="Add to the sums of this file; draws that are in them are left out.",
+        ),
     ] = None,
     var_names: options.VarNames = None,
     filter_vars: options.FilterVars = None,
@@ -267,7 +329,8 @@ def moments(
     allow_bad_scores: options.AllowBadScores = False,
     option: options.Options = None,
 ) -> None:
-    """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to `reduce` later."""
+    """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to
+    `reduce` later."""
     with _program():
         import mcmcpost
         from mcmcpost.app.commands import sum_traces
@@ -282,7 +345,13 @@ def moments(
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
         chosen = options.with_data(option, data)
         total = sum_traces(
-            [[source] for source in sources], append, asked, method.value, model, chosen, allow_bad_scores
+            [[source] for source in sources],
+            append,
+            asked,
+            method.value,
+            model,
+            chosen,
+            allow_bad_scores,
         )
         if as_json:
             _print_json(size_of(total))
@@ -299,7 +368,8 @@ def evidence(
         typer.Argument(
             metavar="SOURCE...",
             callback=options.named,
-            help="Traces (.nc, .zarr, .csv) with --model, ladders, model files, or what -o or --json has stored.",
+            help="Traces (.nc, .zarr, .csv) with --model, ladders, model files, or what -o or "
+            "--json has stored.",
         ),
     ],
     output: options.Output = None,
@@ -316,67 +386,99 @@ def evidence(
         bool,
         typer.Option(
             "--ladder",
-            help="Also sample a ladder of temperatures, from a normal fitted to each trace to its posterior.",
+            help="Also sample a ladder of temperatures, from a normal fitted to each trace to its "
+            "posterior.",
         ),
     ] = False,
     rungs: Annotated[
         int | None,
         typer.Option(
-            help=f"Temperatures of the ladder [default: {LADDER['rungs']}; with --ladder, as many as it needs].",
+            help=f"Temperatures of the ladder [default: {LADDER['rungs']}; with --ladder, as many "
+            "as it needs].",
             min=2,
         ),
     ] = None,
     exchange: Annotated[
         int | None,
-        typer.Option(help="Swap neighbouring temperatures every so many iterations [default: never].", min=1),
+        typer.Option(
+            help="Swap neighbouring temperatures every so many iterations [default: never].", min=1
+        ),
     ] = None,
     path: Annotated[
         options.PathName | None,
         typer.Option(
-            help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs overlap"
-            f" [default: {options.PathName.AUTO}]."
+            help="Answer of a ladder: all draws pooled, or rung by rung; auto pools where rungs "
+            f"overlap [default: {options.PathName.AUTO}]."
         ),
     ] = None,
     method: Annotated[
-        options.MethodName | None, typer.Option(help="Control variate of each rung, or of a bridge [default: chosen].")
+        options.MethodName | None,
+        typer.Option(help="Control variate of each rung, or of a bridge [default: chosen]."),
     ] = None,
     as_json: options.AsJson = False,
     allow_bad_scores: options.AllowBadScores = False,
     warmup: options.Warmup = None,
     draws: Annotated[
-        int | None, typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1)
+        int | None,
+        typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1),
     ] = None,
     chains: options.Chains = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].", min=0, max=LARGEST_SEED
+            help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].",
+            min=0,
+            max=LARGEST_SEED,
         ),
     ] = None,
     option: options.Options = None,
 ) -> None:
-    """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several, compare them.
+    """Print the log evidence of a trace, of a ladder, or of a model file sampled first; of several,
+    compare them.
 
-    An evidence that is stored in a file is printed as it is, unless --method, --path or --model ask for another.
+    An evidence that is stored in a file is printed as it is, unless --method, --path or --model ask
+    for another.
     """
     with _program():
         import mcmcpost
-        from mcmcpost.app.commands import compare, comparison_text, evidence_text, open_sources, source_evidence
+        from mcmcpost.app.commands import (
+            compare,
+            comparison_text,
+            evidence_text,
+            open_sources,
+            source_evidence,
+        )
         from mcmcpost.app.edge import phase
 
         check_output(output)
         # A file holds one evidence: which of several it is of could not be told.
         if output is not None and len(sources) > 1:
-            raise InputError(f"--output: expected one source, got {len(sources)}. Write them one by one.")
+            raise InputError(
+                f"--output: expected one source, got {len(sources)}. Write them one by one."
+            )
         check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
-        given = {"rungs": rungs, "warmup": warmup, "draws": draws, "chains": chains, "seed": seed, "exchange": exchange}
+        given = {
+            "rungs": rungs,
+            "warmup": warmup,
+            "draws": draws,
+            "chains": chains,
+            "seed": seed,
+            "exchange": exchange,
+        }
         choice = None if method is None else method.value
         option, found = options.with_data(option, data), {}
         with ExitStack() as stack:
             # A stored evidence is shown as it is, unless an option asks for what it does not hold.
             again = path is not None or choice is not None or allow_bad_scores
             opened = open_sources(
-                sources, model or [], given, option, stack, estimate=path, with_ladder=ladder, again=again
+                sources,
+                model or [],
+                given,
+                option,
+                stack,
+                estimate=path,
+                with_ladder=ladder,
+                again=again,
             )
             for source in opened:
                 estimate = source_evidence(
@@ -392,10 +494,17 @@ def evidence(
             if as_json:
                 records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
                 table = None if comparison is None else comparison.to_dataframe().reset_index()
-                _print_json({"evidence": records} | ({} if table is None else {"comparison": table.to_dict("records")}))
+                _print_json(
+                    {"evidence": records}
+                    | ({} if table is None else {"comparison": table.to_dict("records")})
+                )
             else:
                 texts = [evidence_text(name, e) for name, e in found.items()]
-                print("\n\n".join([*texts, *([comparison_text(comparison)] if comparison is not None else [])]))
+                print(
+                    "\n\n".join(
+                        [*texts, *([comparison_text(comparison)] if comparison is not None else [])]
+                    )
+                )
             if output is not None:  # of one source
                 sys.stdout.flush()
                 # The loop has left its only source and estimate behind.
@@ -407,7 +516,10 @@ def evidence(
 @app.command()
 def report(
     trace: Annotated[
-        Path, typer.Argument(help="A trace with scores (.nc, .zarr, .csv), a ladder, or an evidence (.json).")
+        Path,
+        typer.Argument(
+            help="A trace with scores (.nc, .zarr, .csv), a ladder, or an evidence (.json)."
+        ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
     var_names: options.VarNames = None,
@@ -417,7 +529,9 @@ def report(
     quantile: options.Quantile = None,
     ci: options.Ci = None,
     ci_kind: options.CiKind = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace the output if it exists.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Replace the output if it exists.")
+    ] = False,
     model: options.ModelOf = None,
     data: options.Data = None,
     option: options.Options = None,
@@ -455,7 +569,8 @@ def info(
     trace: Annotated[Path, typer.Argument(help="A trace or a ladder (.nc, .zarr, .csv).")],
     as_json: options.AsJson = False,
 ) -> None:
-    """Print what is in a file: variables, sampler, convergence, structure, and whether its scores pass the gate."""
+    """Print what is in a file: variables, sampler, convergence, structure, and whether its scores
+    pass the gate."""
     with _program():
         from mcmcpost.app.edge import phase
         from mcmcpost.app.info import describe, description
@@ -471,7 +586,8 @@ def info(
 
 @app.command()
 def doctor(as_json: options.AsJson = False) -> None:
-    """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are here."""
+    """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are
+    here."""
     with _program():
         from mcmcpost.app.edge import doctor_text, examine
 
@@ -484,7 +600,8 @@ def doctor(as_json: options.AsJson = False) -> None:
 
 @contextmanager
 def _program() -> Iterator[None]:
-    """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line on stderr.
+    """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line
+    on stderr.
 
     Of several processes only the first prints.
     """
@@ -503,13 +620,15 @@ def _program() -> Iterator[None]:
     # A program may set what a library must not: posteriors need the digits, and a person's process
     # is not this one.
     jax.config.update("jax_enable_x64", True)
-    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)  # the error it prints is raised too
+    # the error it prints is raised too
+    logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
     directory = cache_directory()
     # Compiled programs are kept between commands, which compile the same ones anew each time
     # otherwise.
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
         jax.config.update("jax_compilation_cache_dir", str(directory))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)  # by default those below a second are lost
+        # by default those below a second are lost
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     with ExitStack() as stack:
         # Output of several processes would be mixed line by line.
         if not is_first_process():
@@ -528,4 +647,6 @@ def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
 
 def _print_json(facts: dict[str, Any]) -> None:
     # JSON has no NaN. Python would print one, which other readers refuse.
-    print(json.dumps({k: None if v != v else v for k, v in facts.items()}, indent=2, allow_nan=False))
+    print(
+        json.dumps({k: None if v != v else v for k, v in facts.items()}, indent=2, allow_nan=False)
+    )

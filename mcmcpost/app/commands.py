@@ -1,4 +1,5 @@
-"""The commands ``reduce``, ``moments``, ``evidence`` and ``report``: what each computes, and its text."""
+"""The commands ``reduce``, ``moments``, ``evidence`` and ``report``: what each computes, and its
+text."""
 
 import shlex
 import sys
@@ -55,7 +56,8 @@ if TYPE_CHECKING:
 
 
 GROUP = "control_variates"
-"""The group of a tree that holds the expectations; those of what else was asked for have its name and one more word."""
+"""The group of a tree that holds the expectations; those of what else was asked for have its name
+and one more word."""
 
 
 class Beyond(NamedTuple):
@@ -72,7 +74,10 @@ class Beyond(NamedTuple):
     def __bool__(self) -> bool:
         # Not by equality: that of an array with several quantiles has no truth value.
         return (
-            self.probabilities is not None or self.interval is not None or bool(self.spreads) or self.elpd is not None
+            self.probabilities is not None
+            or self.interval is not None
+            or bool(self.spreads)
+            or self.elpd is not None
         )
 
 
@@ -89,12 +94,17 @@ class Reduced(NamedTuple):
 
     @property
     def printed(self) -> list[Estimate]:
-        """The same with the totals alone of `elpd`, which has two rows for each observation besides."""
-        totals = {word: e.select(np.arange(3)) if word == "elpd" else e for word, e in self.others.items()}
+        """The same with the totals alone of `elpd`, which has two rows for each observation
+        besides."""
+        totals = {
+            word: e.select(np.arange(3)) if word == "elpd" else e for word, e in self.others.items()
+        }
         return [self.means, *totals.values()]
 
 
-def reduce_tree(tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: str, allow_bad_scores: bool) -> Reduced:
+def reduce_tree(
+    tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: str, allow_bad_scores: bool
+) -> Reduced:
     """Return the expectations of every quantity, and what else is asked for."""
     if (sums := as_moments(tree)) is not None:
         return Reduced(_of_sums(sums, asked, method, bool(beyond)))
@@ -110,7 +120,9 @@ def reduce_tree(tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: s
     if beyond.elpd is not None:
         with phase("elpd"):
             chosen = WITHOUT_KERNELS if method == "auto" else method
-            others["elpd"] = mcmcpost.elpd(tree, beyond.elpd, chosen, allow_bad_scores=allow_bad_scores)
+            others["elpd"] = mcmcpost.elpd(
+                tree, beyond.elpd, chosen, allow_bad_scores=allow_bad_scores
+            )
         _say_influential(others["elpd"])
     for kind in dict.fromkeys(beyond.spreads):
         with phase(kind):
@@ -131,24 +143,40 @@ def reduce_tree(tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: s
 
 
 def _say_influential(elpd: Estimate) -> None:
-    """Say for which observations leaving them out has a heavy tail: they make the totals doubtful."""
+    """Say for which observations leaving them out has a heavy tail: they make the totals
+    doubtful."""
     rows = zip(elpd.names[3:], elpd.status[3:], strict=True)
-    heavy = [name for name, status in rows if name.startswith("elpd_loo(") and status is Status.HEAVY_TAIL]
+    heavy = [
+        name
+        for name, status in rows
+        if name.startswith("elpd_loo(") and status is Status.HEAVY_TAIL
+    ]
     if heavy:
         shown = ", ".join(heavy[:5]) + (", …" if len(heavy) > 5 else "")
-        say("note", f"{len(heavy)} of {(len(elpd.names) - 3) // 2} observations have a heavy tail: {shown}")
+        say(
+            "note",
+            f"{len(heavy)} of {(len(elpd.names) - 3) // 2} observations have a heavy tail: {shown}",
+        )
 
 
 def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estimate:
-    """Return the expectations of the quantities that were summed; more : whether more than means is asked for."""
+    """Return the expectations of the quantities that were summed; more : whether more than means is
+    asked for."""
     # Quantiles, and functions that were not summed, need the draws themselves.
     if asked.expressions or more:
         got = "more, as --expect, --quantile, --ci, --spread or --elpd"
-        raise InputError("reduce", "means of what was summed", got, "Ask the trace, or mcmcpost moments --expect.")
+        raise InputError(
+            "reduce",
+            "means of what was summed",
+            got,
+            "Ask the trace, or mcmcpost moments --expect.",
+        )
     # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
     with phase("control variates"):
-        return mcmcpost.expectation(sums, None if asked.names is None else chosen_names(variables, asked), method)
+        return mcmcpost.expectation(
+            sums, None if asked.names is None else chosen_names(variables, asked), method
+        )
 
 
 def sum_traces(
@@ -160,39 +188,49 @@ def sum_traces(
     option: list[str] | None,
     allow_bad_scores: bool,
 ) -> TraceMoments:
-    """Return the sums over traces, each read from files of its own, and those of a file of sums `before` them.
+    """Return the sums over traces, each read from files of its own, and those of a file of sums
+    `before` them.
 
     Draws that are in the sums already, of chains that went on, are left out.
     """
     total = None if before is None else as_moments(mcmcpost.load_tree(before))
     if before is not None and total is None:
-        raise InputError("--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first.")
+        raise InputError(
+            "--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first."
+        )
     for source in sources:
         # One trace in memory at a time: sums add, whatever the number of traces.
         refuse_model_file("moments", source[0])
         tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
-        # Chains that went on have their first draws in the sums: counted twice they would narrow errors.
+        # Chains that went on have their first draws in the sums: counted twice they would narrow
+        # errors.
         start, draws = (0, 1) if total is None else new_draws(tree, total)
         if start >= draws:
-            raise InputError("moments", f"draws in {source[0]} that are not summed yet", "none", "Leave it out.")
+            raise InputError(
+                "moments", f"draws in {source[0]} that are not summed yet", "none", "Leave it out."
+            )
         variables = posterior_variables(tree)
         say_left_out(variables)
         integrands = where_they_are(tree, variables, asked)
         with phase(f"sums over {source[0]}"):
-            own = mcmcpost.moments(tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores)
+            own = mcmcpost.moments(
+                tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores
+            )
         total = own if total is None else total + own
     assert total is not None
     return total
 
 
 def say_worth(estimate: Estimate, seconds: float) -> None:
-    """Say what a reduction that took so long is worth, where the trace records the time of its sampling."""
+    """Say what a reduction that took so long is worth, where the trace records the time of its
+    sampling."""
     if worth := estimate.info.get("worth"):
         say("note", f"{worth} This reduction took {duration(seconds)}.")
 
 
 def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
-    """Return a new tree with the estimates beside the draws; quantiles and the like of before are not kept."""
+    """Return a new tree with the estimates beside the draws; quantiles and the like of before are
+    not kept."""
     # Those of an earlier run, of other draws or another method, would not belong to these means.
     stale = [name for name in tree.children if name.startswith(f"{GROUP}_")]
     result = reduced.means.to_datatree(tree.drop_nodes(stale))
@@ -202,7 +240,8 @@ def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
 
 
 def estimates_text(estimates: Sequence[Estimate]) -> str:
-    """Return one row for each quantity, every mean to the digits that its error supports, and a line for constants."""
+    """Return one row for each quantity, every mean to the digits that its error supports, and a
+    line for constants."""
     rows = [row for estimate in estimates for row in listed_rows(estimate)]
     table = [pandas.DataFrame(rows).set_index("name").rename_axis(None).to_string()] if rows else []
     return "\n".join([*table, *known_lines(estimates[0])])
@@ -215,8 +254,9 @@ POWER = 5.0
 class Source(NamedTuple):
     """A ladder, a posterior trace with the model file of its density, or a stored evidence.
 
-    path : as given on the command line. tree : what it holds. model : of a trace; None for a ladder. ladder : sampled
-        from a normal fitted to the trace; None where it was not asked for. stored : the evidence in the tree is wanted.
+    path : as given on the command line. tree : what it holds. model : of a trace; None for a
+        ladder. ladder : sampled from a normal fitted to the trace; None where it was not asked for.
+        stored : the evidence in the tree is wanted.
     """
 
     path: Path
@@ -237,12 +277,15 @@ def open_sources(
     with_ladder: bool = False,
     again: bool = False,
 ) -> list[Source]:
-    """Load evidences, ladders and traces, and sample the power posteriors of model files, all checked before.
+    """Load evidences, ladders and traces, and sample the power posteriors of model files, all
+    checked before.
 
-    models : of the traces, one for all of them or one for each in order. given : sampling settings, None for the
-        default; stored files take none of them, but a trace the seed of its proposals.
-    estimate : that of --path, of ladders; refused where there is none. with_ladder : sample one from a
-        normal fitted to each trace, with these settings. again : estimate although an evidence is stored, as --path,
+    models : of the traces, one for all of them or one for each in order. given : sampling settings,
+        None for the default; stored files take none of them, but a trace the seed of its proposals.
+    estimate : that of --path, of ladders; refused where there is none. with_ladder : sample one
+        from a
+        normal fitted to each trace, with these settings. again : estimate although an evidence is
+            stored, as --path,
         --method and --allow-bad-scores ask, and --model for traces.
     stack : keeps what was sampled where anything fails before it is closed.
     """
@@ -252,45 +295,76 @@ def open_sources(
     check_same_data("evidence", {str(path): tree for path, tree in trees.items()})
     alone = [path for path, tree in trees.items() if is_evidence_alone(tree)]
     if alone and again:
-        expected, cure = "draws to estimate from with --method, --path or --allow-bad-scores", "Leave them out."
+        expected, cure = (
+            "draws to estimate from with --method, --path or --allow-bad-scores",
+            "Leave them out.",
+        )
         raise InputError("evidence", expected, f"{alone[0]}, an evidence alone", cure)
     # A ladder's stored evidence stays beside --model; a trace with a model asks for a new bridge.
-    keep = [path for path, tree in trees.items() if EVIDENCE_GROUP in tree.children and not again and not with_ladder]
+    keep = [
+        path
+        for path, tree in trees.items()
+        if EVIDENCE_GROUP in tree.children and not again and not with_ladder
+    ]
     stored = {path for path in keep if path in alone or is_ladder(trees[path]) or not models}
     traces = [path for path, tree in trees.items() if path not in stored and not is_ladder(tree)]
     # A bridge evaluates the density at proposals, which the draws of a trace alone cannot.
     if traces and not models:
         raise InputError(
-            f"evidence: expected a ladder, or a trace with --model FILE.py, got the posterior trace {traces[0]} alone."
-            " Add the model file that was sampled: the evidence then comes from the trace, by bridge sampling. Without"
-            " a trace, `mcmcpost evidence FILE.py` samples a ladder of power posteriors."
+            "evidence: expected a ladder, or a trace with --model FILE.py, got the posterior "
+            f"trace {traces[0]} alone. Add the model file that was sampled: the evidence then "
+            "comes from the trace, by bridge sampling. Without a trace, `mcmcpost evidence "
+            "FILE.py` samples a ladder of power posteriors."
         )
     if models and len(models) not in (1, len(traces)):
-        expected = f"one for all or one for each of the {len(traces)} traces" if traces else "none without a trace"
-        raise InputError(f"evidence: expected of --model {expected}, got {len(models)}. Ladders need no model.")
+        expected = (
+            f"one for all or one for each of the {len(traces)} traces"
+            if traces
+            else "none without a trace"
+        )
+        raise InputError(
+            f"evidence: expected of --model {expected}, got {len(models)}. Ladders need no model."
+        )
     if models and not traces:
-        raise InputError(f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out.")
-    model_of = dict(zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True))
+        raise InputError(
+            f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out."
+        )
+    model_of = dict(
+        zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True)
+    )
     if with_ladder and len(traces) < len(paths):
         other = next(path for path in paths if path not in traces)
-        raise InputError(f"evidence: expected of --ladder traces with --model alone, got {other}. Leave --ladder out.")
+        raise InputError(
+            f"evidence: expected of --ladder traces with --model alone, got {other}. Leave "
+            "--ladder out."
+        )
     if estimate is not None and not with_ladder and len(traces) == len(paths):
         raise InputError(
-            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add --ladder to sample one."
+            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add "
+            "--ladder to sample one."
         )
     # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
     # were not taken. Proposals of a bridge have a seed, and its model has options.
     if trees and not with_ladder and not any(map(is_model_file, paths)):
-        own = {"option": None if traces else options or None, "seed": None if traces else given["seed"]}
+        own = {
+            "option": None if traces else options or None,
+            "seed": None if traces else given["seed"],
+        }
         if traces:
             cure = "Drop them, or add --ladder to sample one from the trace."
             refuse_sampling("evidence", traces[0], "trace", {**given, **own}, cure)
         else:
             first = next(iter(trees))
-            refuse_sampling("evidence", first, "stored evidence" if first in stored else "ladder", {**given, **own})
+            refuse_sampling(
+                "evidence",
+                first,
+                "stored evidence" if first in stored else "ladder",
+                {**given, **own},
+            )
     settings = settings_of(given, LADDER)
     if with_ladder:
-        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are needed.
+        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are
+        # needed.
         placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
         runs = {path: _prepare(model_of[path], options, placed) for path in paths}
         ladders = {}
@@ -316,7 +390,8 @@ def source_evidence(
     seed: int | None,
     allow_bad_scores: bool,
 ) -> "Evidence":
-    """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both; or the stored one."""
+    """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both; or the
+    stored one."""
     if source.stored:
         found = stored_evidence(f"evidence: {source.path}", source.tree)
         # What the estimate warned of when it was made is stored with it, and said again.
@@ -326,7 +401,9 @@ def source_evidence(
     file = source.path if is_model_file(source.path) else source.model
     if file is None:
         with phase("ladder"):
-            return mcmcpost.log_evidence(source.tree, method, path=path, allow_bad_scores=allow_bad_scores)
+            return mcmcpost.log_evidence(
+                source.tree, method, path=path, allow_bad_scores=allow_bad_scores
+            )
     key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
 
     def bridge(trace: "xarray.DataTree") -> "Evidence":
@@ -334,7 +411,13 @@ def source_evidence(
         choice = "auto" if method is None else method
         with phase("bridges"):
             return mcmcpost.bridge_evidence(
-                trace, model, *args, key=key, method=choice, allow_bad_scores=allow_bad_scores, **kwargs
+                trace,
+                model,
+                *args,
+                key=key,
+                method=choice,
+                allow_bad_scores=allow_bad_scores,
+                **kwargs,
             )
 
     if source.model is not None and source.ladder is None:
@@ -346,17 +429,21 @@ def source_evidence(
         with warnings.catch_warnings():  # a cross-check that is not sound is not used
             warnings.simplefilter("ignore", mcmcpost.EvidenceWarning)
             warnings.simplefilter("ignore", mcmcpost.ScoreWarning)
-            if source.ladder is None:  # its last rung's divergences are among those that the ladder's evidence tells
+            # its last rung's divergences are among those that the ladder's evidence tells
+            if source.ladder is None:
                 warnings.simplefilter("ignore", mcmcpost.ConvergenceWarning)
             beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
     except InputError as error:
         say("warning", f"no bridge beside the ladder: {error}")
     with phase("ladder"):
-        return mcmcpost.log_evidence(ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside)
+        return mcmcpost.log_evidence(
+            ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside
+        )
 
 
 class Run(NamedTuple):
-    """A model file that can be sampled, with the arguments of its model, and starting values or None."""
+    """A model file that can be sampled, with the arguments of its model, and starting values or
+    None."""
 
     file: ModelFile
     args: tuple[Any, ...]
@@ -369,18 +456,27 @@ def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int])
     args, kwargs = model_file.arguments(chosen)
     target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
     # Without --rungs the barrier, which is not known yet, places up to MOST.
-    cure = "Ask for less." if "rungs" in settings else f"Ask for less, or for fewer than {MOST} --rungs."
-    check_memory(settings.get("rungs", MOST) * settings["chains"] * settings["draws"], len(target.names), cure)
+    cure = (
+        "Ask for less."
+        if "rungs" in settings
+        else f"Ask for less, or for fewer than {MOST} --rungs."
+    )
+    check_memory(
+        settings.get("rungs", MOST) * settings["chains"] * settings["draws"],
+        len(target.names),
+        cure,
+    )
     return Run(model_file, args, kwargs, model_file.start(chosen))
 
 
 def sample_ladder(
     run: Run, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
 ) -> "xarray.DataTree":
-    """Sample the power posteriors of a model file, from its prior or from a normal fitted to a trace.
+    """Sample the power posteriors of a model file, from its prior or from a normal fitted to a
+    trace.
 
-    settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are swapped. Without
-        `rungs`, a ladder from a reference has as many as its barrier asks for.
+    settings : those of `LADDER`, and `exchange`, the iterations between swaps, where rungs are
+        swapped. Without `rungs`, a ladder from a reference has as many as its barrier asks for.
     """
     seed = settings["seed"]
     # The bridge beside it uses the same seed.
@@ -389,7 +485,9 @@ def sample_ladder(
         run.file.model,
         run.args,
         run.kwargs,
-        temperatures=mcmcpost.power_ladder(settings["rungs"], POWER) if reference is None else settings.get("rungs"),
+        temperatures=mcmcpost.power_ladder(settings["rungs"], POWER)
+        if reference is None
+        else settings.get("rungs"),
         reference=reference,
         key=key,
         num_warmup=settings["warmup"],
@@ -404,9 +502,14 @@ def sample_ladder(
 
 
 def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
-    """Return the comparison of several evidences; those that are undefined are left out of it, which is said."""
+    """Return the comparison of several evidences; those that are undefined are left out of it,
+    which is said."""
     # NaN of one model would make the probabilities of all of them NaN.
-    known = {name: evidence for name, evidence in found.items() if np.isfinite([evidence.value, evidence.error]).all()}
+    known = {
+        name: evidence
+        for name, evidence in found.items()
+        if np.isfinite([evidence.value, evidence.error]).all()
+    }
     lost = [name for name in found if name not in known]
     if lost and len(found) > 1:
         say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
@@ -428,11 +531,15 @@ def evidence_text(name: str, evidence: "Evidence") -> str:
         mcse=[significant(x, 2) for x in methods["mcse"]],
         **{
             name: ["" if np.isnan(x) else significant(x, 2) for x in methods[name]]
-            for name in methods.columns.intersection(["discretisation_error", "khat_proposals", "khat_draws"])
+            for name in methods.columns.intersection(
+                ["discretisation_error", "khat_proposals", "khat_draws"]
+            )
         },
     )
     tables = [table] if evidence.health is None else [table, _rungs(evidence.rungs_to_dataframe())]
-    return "\n\n".join([f"{head}\n{facts}" if facts else head, *(shown.to_string() for shown in tables)])
+    return "\n\n".join(
+        [f"{head}\n{facts}" if facts else head, *(shown.to_string() for shown in tables)]
+    )
 
 
 def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
@@ -442,7 +549,9 @@ def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
     if "mean_cv" in rungs:
         shown["mean_cv"] = list(map(digits_of, rungs["mean_cv"], rungs["mcse_cv"]))
         shown |= {key: [significant(x, 2) for x in rungs[key]] for key in ("mcse_cv", "mcse")}
-        shown |= {key: [significant(x, 3) for x in rungs[key]] for key in ("gain", "ess", "variance")}
+        shown |= {
+            key: [significant(x, 3) for x in rungs[key]] for key in ("gain", "ess", "variance")
+        }
     for key in ("overlap", "rejection", "swap_rate"):
         if key in rungs and np.isfinite(rungs[key]).any():
             shown[key] = ["" if np.isnan(x) else significant(x, 2) for x in rungs[key]]
@@ -456,7 +565,11 @@ def _rungs(rungs: "pandas.DataFrame") -> "pandas.DataFrame":
 def comparison_text(comparison: "EvidenceComparison") -> str:
     """Return one line per model, best first."""
     table = comparison.to_dataframe()
-    errors = {"log_evidence": "error", "log_bayes_factor": "log_bayes_factor_error", "probability": "probability_error"}
+    errors = {
+        "log_evidence": "error",
+        "log_bayes_factor": "log_bayes_factor_error",
+        "probability": "probability_error",
+    }
     shown: dict[str, Any] = {}
     for column, error in errors.items():
         shown[column] = list(map(digits_of, table[column], table[error]))
@@ -477,7 +590,8 @@ def report_facts(
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
-    """Write the report of a stored trace, ladder or evidence and return its summary, as plain values for JSON."""
+    """Write the report of a stored trace, ladder or evidence and return its summary, as plain
+    values for JSON."""
     # First, since a report that cannot be written shows only after minutes of estimating.
     place = check_destination(output, overwrite)
     refuse_model_file("report", trace)
@@ -486,8 +600,12 @@ def report_facts(
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
         with phase("evidence" if is_ladder(tree) else "reading"):
-            subject = None if is_evidence_alone(tree) else read_subject(tree, None, allow_bad_scores)
-            evidence = stored_evidence(f"report: {trace}", tree) if subject is None else subject.evidence
+            subject = (
+                None if is_evidence_alone(tree) else read_subject(tree, None, allow_bad_scores)
+            )
+            evidence = (
+                stored_evidence(f"report: {trace}", tree) if subject is None else subject.evidence
+            )
         scalars = None
         if subject is not None:
             say_left_out(subject.variables)
@@ -496,7 +614,12 @@ def report_facts(
             scalars = chosen(subject.tree, subject.variables, asked)
         elif asked.expressions or asked.names:
             cure = "Report the trace or ladder that it is of."
-            raise InputError("report", "draws, of which to report quantities", f"{trace}, an evidence alone", cure)
+            raise InputError(
+                "report",
+                "draws, of which to report quantities",
+                f"{trace}, an evidence alone",
+                cure,
+            )
         since = stopwatch()
         with phase("control variates"):
             contents = gather(
@@ -518,11 +641,17 @@ def report_facts(
     with phase("figures"):
         text = render(contents)
         write_html(text, place, overwrite)
-    facts: dict[str, Any] = {"path": str(place), "bytes": len(text.encode()), "notices": list(contents.notices)}
+    facts: dict[str, Any] = {
+        "path": str(place),
+        "bytes": len(text.encode()),
+        "notices": list(contents.notices),
+    }
     if (posterior := contents.posterior) is not None:
         say_worth(posterior.estimate, took)
         estimates = [
-            part for part in (posterior.estimate, posterior.quantiles, posterior.intervals) if part is not None
+            part
+            for part in (posterior.estimate, posterior.quantiles, posterior.intervals)
+            if part is not None
         ]
         facts |= {
             "score_check": posterior.check.verdict,
@@ -538,8 +667,14 @@ def report_line(facts: dict[str, Any]) -> str:
     """Return the summary in one line."""
     if "quantities" not in facts:
         return f"{facts['path']}: log evidence {evidence_line(facts['evidence']) or 'undefined'}"
-    # Constants, quantities that are reproduced exactly and errors that are not trusted have no gain.
+    # Constants, quantities that are reproduced exactly and errors that are not trusted have no
+    # gain.
     varying = [q for q in facts["quantities"] if q["status"] != Status.CONSTANT]
-    gains = [q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN]
+    gains = [
+        q["gain"] for q in varying if q["gain"] is not None and q["status"] not in WITHOUT_GAIN
+    ]
     gain = f", median gain {significant(float(np.median(gains)), 3)}" if gains else ""
-    return f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores {facts['score_check']}"
+    return (
+        f"{facts['path']}: {number_of_quantities(len(varying))}{gain}, scores "
+        f"{facts['score_check']}"
+    )

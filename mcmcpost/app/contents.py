@@ -21,14 +21,17 @@ TAIL = (0.05, 0.95)
 
 
 MANY_ROWS, FOLDED_ROWS = 30, 8
-"""Rows of a table above which it is grouped by variable, and rows of a variable above which they are folded."""
+"""Rows of a table above which it is grouped by variable, and rows of a variable above which they
+are folded."""
 
 
 class PosteriorPart(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
-    values : at all draws; of a trace that stayed in its file at evenly spaced ones. size : the chains and their draws.
-    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up, None where they
+    values : at all draws; of a trace that stayed in its file at evenly spaced ones. size : the
+        chains and their draws.
+    parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up,
+        None where they
     are not recorded. quantiles, intervals : of the integrands, where they are asked for.
     """
 
@@ -42,12 +45,15 @@ class PosteriorPart(NamedTuple):
     intervals: Estimate | None = None
 
     def listed(self) -> "PosteriorPart":
-        """Return the part without constants and doubles, which a report names in a line; all where none is left."""
+        """Return the part without constants and doubles, which a report names in a line; all where
+        none is left."""
         # A correlation matrix has ones on its diagonal and every other element twice.
         places = self.estimate.listed
         if not len(places) or len(places) == len(self.estimate.names):
             return self
-        return self._replace(estimate=self.estimate.select(places), values=columns_of(self.values, places))
+        return self._replace(
+            estimate=self.estimate.select(places), values=columns_of(self.values, places)
+        )
 
 
 class EvidencePart(NamedTuple):
@@ -99,15 +105,19 @@ def listed_rows(estimate: Estimate) -> list[dict[str, str]]:
 
 
 class Group(NamedTuple):
-    """Rows of a table that are shown together; folded under `label` where that is not empty, with `note` beside it."""
+    """Rows of a table that are shown together; folded under `label` where that is not empty, with
+    `note` beside it."""
 
     label: str
     note: str
     rows: list[dict[str, str]]
 
 
-def groups_of(rows: list[dict[str, str]], note: Callable[[list[dict[str, str]]], str]) -> list[Group]:
-    """Return rows as one group where they are few; otherwise large variables are folded, after all other rows.
+def groups_of(
+    rows: list[dict[str, str]], note: Callable[[list[dict[str, str]]], str]
+) -> list[Group]:
+    """Return rows as one group where they are few; otherwise large variables are folded, after all
+    other rows.
 
     note : what to say of the rows of a folded variable.
     """
@@ -120,7 +130,10 @@ def groups_of(rows: list[dict[str, str]], note: Callable[[list[dict[str, str]]],
     large = {name: own for name, own in by_variable.items() if len(own) > FOLDED_ROWS}
     # Scalars first: scales and hyper-parameters are what is read, elements are looked up.
     others = [row for name, own in by_variable.items() if name not in large for row in own]
-    folded = [Group(f"{name}: {number_of_quantities(len(own))}", note(own), own) for name, own in large.items()]
+    folded = [
+        Group(f"{name}: {number_of_quantities(len(own))}", note(own), own)
+        for name, own in large.items()
+    ]
     return [*([Group("", "", others)] if others else []), *folded]
 
 
@@ -140,10 +153,13 @@ def estimates_note(rows: list[dict[str, str]]) -> str:
 
 
 def convergence_note(rows: list[dict[str, str]]) -> str:
-    """Return the largest R-hat and the smallest effective sample sizes of those rows that have them: one chain has no
-    R-hat."""
+    """Return the largest R-hat and the smallest effective sample sizes of those rows that have
+    them: one chain has no R-hat."""
     # As text, like the rows; a NaN compares false with everything and would hide the worst.
-    known = {kind: [row[kind] for row in rows if row[kind] != "nan"] for kind in ("rhat", "ess_bulk", "ess_tail")}
+    known = {
+        kind: [row[kind] for row in rows if row[kind] != "nan"]
+        for kind in ("rhat", "ess_bulk", "ess_tail")
+    }
     if not (known["ess_bulk"] and known["ess_tail"]):
         return "R-hat and ESS unknown"
     rhat = f"R-hat up to {max(known['rhat'], key=float)}" if known["rhat"] else "R-hat unknown"
@@ -162,7 +178,9 @@ def request(contents: Contents) -> str:
         asked += ["the intervals"] if contents.posterior.intervals is not None else []
         # A sentence as one would write it: "a, b and c".
         listed = " and ".join([", ".join(asked[:-1]), asked[-1]] if asked[1:] else asked)
-        wanted.append(f"{listed} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}")
+        wanted.append(
+            f"{listed} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}"
+        )
     if contents.joint is not None:
         wanted.append(f"the expectations of {len(contents.joint)} related tasks")
     text = " and ".join(wanted)
@@ -176,7 +194,9 @@ def answers(contents: Contents) -> list[str]:
         evidence = contents.evidence.evidence
         value = digits_of(evidence.value, evidence.error)
         how = f"{evidence.method}, {evidence.status}"
-        found.append(f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({how}).")
+        found.append(
+            f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({how})."
+        )
     if contents.posterior is not None:
         found.append(headline(contents.posterior.estimate.status, contents.posterior.estimate.gain))
     if contents.joint is not None:
@@ -187,11 +207,14 @@ def answers(contents: Contents) -> list[str]:
 
 
 def listing(names: Sequence[str]) -> str:
-    """Return the names, and of more than a table shows unfolded each variable with its number of elements."""
+    """Return the names, and of more than a table shows unfolded each variable with its number of
+    elements."""
     if len(names) <= MANY_ROWS:
         return ", ".join(names)
     sizes = Counter(map(variable_of, names))
-    return ", ".join(name if size == 1 else f"{name} ({size} elements)" for name, size in sizes.items())
+    return ", ".join(
+        name if size == 1 else f"{name} ({size} elements)" for name, size in sizes.items()
+    )
 
 
 WITHOUT_GAIN_BECAUSE = {
@@ -205,7 +228,8 @@ WITHOUT_GAIN_BECAUSE = {
 
 
 def known_lines(estimate: Estimate) -> list[str]:
-    """Return lines that name the constants, by value, and the quantities that are the same as another."""
+    """Return lines that name the constants, by value, and the quantities that are the same as
+    another."""
     # One line for each value: the zeros of a Cholesky factor are one fact and not a hundred.
     by_value: dict[str, list[str]] = {}
     for name, value in estimate.constants.items():
@@ -229,7 +253,9 @@ def shortfalls(estimate: Estimate) -> list[str]:
     """Return a sentence for each reason for which quantities did not gain."""
     found = []
     for status, reason in WITHOUT_GAIN_BECAUSE.items():
-        names = [name for name, own in zip(estimate.names, estimate.status, strict=True) if own is status]
+        names = [
+            name for name, own in zip(estimate.names, estimate.status, strict=True) if own is status
+        ]
         if names:
             found.append(f"Without a gain, because {reason}: {_some(names)}.")
     return found
@@ -240,8 +266,11 @@ def gain_text(estimate: Estimate, j: int) -> str:
     return "–" if estimate.status[j] in REPRODUCED else significant(estimate.gain[j], 3)
 
 
-def convergence_rows(names: tuple[str, ...], values: Float[np.ndarray, "c n p"]) -> list[dict[str, str]]:
-    """Return R-hat, bulk and tail effective sample size of every quantity (Vehtari et al. 2021), as text."""
+def convergence_rows(
+    names: tuple[str, ...], values: Float[np.ndarray, "c n p"]
+) -> list[dict[str, str]]:
+    """Return R-hat, bulk and tail effective sample size of every quantity (Vehtari et al. 2021), as
+    text."""
     from arviz_stats.base import array_stats
 
     rhat, bulk, tail = np.empty((3, len(names)))
@@ -267,9 +296,13 @@ def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
     return [
         {
             "method": str(row.Index),
-            "value": digits_of(row.log_evidence, np.hypot(row.mcse, np.nan_to_num(row.discretisation_error))),
+            "value": digits_of(
+                row.log_evidence, np.hypot(row.mcse, np.nan_to_num(row.discretisation_error))
+            ),
             "mcse": significant(row.mcse, 2),
-            "discretisation": "–" if np.isnan(row.discretisation_error) else significant(row.discretisation_error, 2),
+            "discretisation": "–"
+            if np.isnan(row.discretisation_error)
+            else significant(row.discretisation_error, 2),
             "status": row.status,
         }
         for row in part.methods.itertuples()
@@ -277,23 +310,30 @@ def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
 
 
 def diagnostics_text(evidence: Evidence) -> str:
-    """Return in one sentence where a ladder starts, its barrier and what its rungs exchange, and the halves' values."""
+    """Return in one sentence where a ladder starts, its barrier and what its rungs exchange, and
+    the halves' values."""
     info, parts = evidence.info, []
     # A ladder has a barrier and a trace an overlap: what is there says which of them it is.
     if "barrier" in info:
         parts.append(f"{info['num_rungs']} rungs from the {info['reference']}")
-        parts.append(f"barrier {significant(info['barrier'], 2)}, for which {info['advised_rungs']} rungs are advised")
+        parts.append(
+            f"barrier {significant(info['barrier'], 2)}, for which {info['advised_rungs']} "
+            "rungs are advised"
+        )
         parts += [f"{info['round_trips']} round trips"] if "round_trips" in info else []
     if "participants" in info:
         parts.append(f"{info['participants']:.0f} effective draws overlap with the fitted density")
     if "halves" in info:
         pairs = zip(info["halves"], info["halves_mcse"], strict=True)
-        parts.append("halves " + " and ".join(f"{digits_of(v, e)} ± {significant(e, 2)}" for v, e in pairs))
+        parts.append(
+            "halves " + " and ".join(f"{digits_of(v, e)} ± {significant(e, 2)}" for v, e in pairs)
+        )
     return "; ".join(parts)
 
 
 def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
-    """Return one row of text per rung: R-hat, and where the rungs were controlled mean, gain and ESS."""
+    """Return one row of text per rung: R-hat, and where the rungs were controlled mean, gain and
+    ESS."""
     rungs = part.rungs
     # Where an end of the ladder is missing no rung was controlled, and only diagnostics are there.
     known = "mean_cv" in rungs
@@ -304,7 +344,10 @@ def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
             "mcse": significant(row["mcse_cv"], 2) if known else "–",
             "gain": significant(row["gain"], 3) if known else "–",
             "ess": significant(row["ess"], 3) if known else "–",
-            **{key: _with_next(row.get(key, np.nan)) for key in ("overlap", "rejection", "swap_rate")},
+            **{
+                key: _with_next(row.get(key, np.nan))
+                for key in ("overlap", "rejection", "swap_rate")
+            },
             "rhat": significant(row["rhat"], 4),
             "problem": row["problem"] or "none",
         }
@@ -335,6 +378,8 @@ def headline(statuses: Sequence[Status], gains: Float[np.ndarray, " p"]) -> str:
     gains = gains[np.isfinite(gains)]
     if not len(gains):
         return f"{number_of_quantities(len(statuses))}: {listed}."
-    low, middle, high = (significant(float(x), 3) for x in (gains.min(), np.median(gains), gains.max()))
+    low, middle, high = (
+        significant(float(x), 3) for x in (gains.min(), np.median(gains), gains.max())
+    )
     text = f"Gain from {low} to {high}, median {middle}" if len(gains) > 1 else f"Gain {middle}"
     return f"{number_of_quantities(len(statuses))}: {listed}. {text}."

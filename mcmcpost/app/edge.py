@@ -1,4 +1,5 @@
-"""The program around the commands: options, errors as one line each, progress, and the state of the machine.
+"""The program around the commands: options, errors as one line each, progress, and the state of the
+machine.
 
 Nothing heavy is imported, since ``--help`` needs the defaults of the options.
 """
@@ -51,14 +52,19 @@ def refuse_sampling(
     names = [f"--{name}" for name, value in given.items() if value is not None]
     if names:
         listed = ", ".join(names)
-        raise InputError(f"{command}: the options {listed} belong to a model file, got the {kind} {source}. {cure}")
+        raise InputError(
+            f"{command}: the options {listed} belong to a model file, got the {kind} "
+            f"{source}. {cure}"
+        )
 
 
 def refuse_model_file(command: str, source: Path) -> None:
     """Refuse a model file where a trace is wanted."""
     if is_model_file(source):
         cure = f"Sample it first: mcmcpost sample {source} -o trace.nc."
-        raise InputError(f"{command}: expected a trace (.nc, .zarr), got the model file {source}. {cure}")
+        raise InputError(
+            f"{command}: expected a trace (.nc, .zarr), got the model file {source}. {cure}"
+        )
 
 
 def check_output(path: Path | None) -> None:
@@ -68,7 +74,10 @@ def check_output(path: Path | None) -> None:
     from mcmcpost.core.arguments import check_writable
 
     if path.suffix.lower() not in (".nc", ".zarr"):
-        raise InputError(f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the format.")
+        raise InputError(
+            f"--output: expected a name ending in .nc or .zarr, got {path}. The suffix is the "
+            "format."
+        )
     path = path.expanduser()
     try:
         # `exists` follows links: writing would create what the link points at.
@@ -76,11 +85,17 @@ def check_output(path: Path | None) -> None:
     except FileNotFoundError:
         pass
     except OSError as error:  # a name that is too long
-        raise InputError(f"--output: expected a name that a file can have, got {error}. Pick another.") from error
+        raise InputError(
+            f"--output: expected a name that a file can have, got {error}. Pick another."
+        ) from error
     else:
-        raise FileExistsError(f"--output: expected a new file, got {path}, which exists. Nothing is overwritten.")
+        raise FileExistsError(
+            f"--output: expected a new file, got {path}, which exists. Nothing is overwritten."
+        )
     if not path.parent.is_dir():
-        raise FileNotFoundError(f"--output: expected an existing folder, got {path.parent}. Make it first.")
+        raise FileNotFoundError(
+            f"--output: expected an existing folder, got {path.parent}. Make it first."
+        )
     # An existing folder may still not be writable, which would show after hours of sampling.
     check_writable("--output", path.parent)
 
@@ -89,7 +104,9 @@ def check_distinct(where: str, names: list[str], what: str) -> None:
     """Refuse names that are given twice."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
-        raise InputError(f"{where}: expected distinct {what}, got {', '.join(repeated)} twice. Give each once.")
+        raise InputError(
+            f"{where}: expected distinct {what}, got {', '.join(repeated)} twice. Give each once."
+        )
 
 
 PACKAGE = Path(__file__).parents[1]
@@ -104,12 +121,14 @@ def say(kind: str, message: object) -> None:
 
 
 def is_user_error(error: BaseException) -> bool:
-    """Return whether `error` is about the input; errors that NumPy or JAX raise keep their traceback."""
+    """Return whether `error` is about the input; errors that NumPy or JAX raise keep their
+    traceback."""
     return isinstance(error, (InputError, InputTypeError, MissingPackageError, OSError))
 
 
 def usage_fault(error: BaseException) -> str | None:
-    """Return what is wrong with a command line in one sentence and where its help is; None for any other error."""
+    """Return what is wrong with a command line in one sentence and where its help is; None for any
+    other error."""
     import typer
 
     usage: type[Any] = typer.BadParameter.__mro__[1]  # the class that typer keeps to itself
@@ -117,23 +136,35 @@ def usage_fault(error: BaseException) -> str | None:
         return None
     text = error.format_message().rstrip(".")
     value, found, choices = text.partition(" is not one of ")
-    question = did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices)) if found else ""
+    question = (
+        did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices))
+        if found
+        else ""
+    )
     end = "" if text.endswith("?") else "."
     command = error.ctx.command_path if error.ctx else "mcmcpost"
     return f"{text}{end} {question}See {command} --help."
 
 
 def model_file_fault(error: BaseException) -> str | None:
-    """Return the message of an error raised in a model file or in code that it calls; None for any other error.
+    """Return the message of an error raised in a model file or in code that it calls; None for any
+    other error.
 
-    An error that the file raises itself keeps its own message, after the line, if it says more than a key. A solve that
-    fails in a compiled program leaves no line of the file in the traceback.
+    An error that the file raises itself keeps its own message, after the line, if it says more than
+    a key. A solve that fails in a compiled program leaves no line of the file in the traceback.
     """
     # A solve that fails within a compiled program comes from XLA, and no frame of the traceback is
     # the model's.
     if "EquinoxRuntimeError" in str(error):
-        files = [str(module.__file__) for name, module in sys.modules.items() if name.startswith(MODULE_PREFIX)]
-        expected, got = "`model` to run at every point", f"EquinoxRuntimeError: {_gist(error).rstrip('.')}"
+        files = [
+            str(module.__file__)
+            for name, module in sys.modules.items()
+            if name.startswith(MODULE_PREFIX)
+        ]
+        expected, got = (
+            "`model` to run at every point",
+            f"EquinoxRuntimeError: {_gist(error).rstrip('.')}",
+        )
         return fault(f"Model file {', '.join(files)}", expected, got, _CURES["EquinoxRuntimeError"])
     trace, place = error.__traceback__, None
     # The innermost frame of the model file that no code of ours follows: a fault below our own call
@@ -154,13 +185,16 @@ def model_file_fault(error: BaseException) -> str | None:
         return f"{where}: {error}"
     said = _gist(error) or linecache.getline(code.co_filename, place.tb_lineno).strip()
     cure = _CURES.get(type(error).__name__, "Set MCMCPOST_DEBUG=1 to see the traceback.")
-    return fault(where, f"`{code.co_name}` to run", f"{type(error).__name__}: {said.rstrip('.')}", cure)
+    return fault(
+        where, f"`{code.co_name}` to run", f"{type(error).__name__}: {said.rstrip('.')}", cure
+    )
 
 
 _CURES = {
-    "EquinoxRuntimeError": "Give `diffeqsolve` throw=False, and the log density −inf where its result is not a success:"
-    " a solve that fails at any point ends all chains.",
-    "TracerArrayConversionError": "Use jax.numpy: jnp.exp for np.exp, and data as jnp.asarray(values).",
+    "EquinoxRuntimeError": "Give `diffeqsolve` throw=False, and the log density −inf where its "
+    "result is not a success: a solve that fails at any point ends all chains.",
+    "TracerArrayConversionError": "Use jax.numpy: jnp.exp for np.exp, and data as "
+    "jnp.asarray(values).",
     "SystemExit": "Leave it out: a model file is imported.",
 }
 
@@ -178,14 +212,17 @@ def _gist(error: BaseException) -> str:
 def _is_raised_at(file: Path, line: int) -> bool:
     """Return whether a ``raise`` statement of `file` covers `line`."""
     nodes = ast.walk(ast.parse(file.read_text()))
-    return any(isinstance(node, ast.Raise) and node.lineno <= line <= (node.end_lineno or line) for node in nodes)
+    return any(
+        isinstance(node, ast.Raise) and node.lineno <= line <= (node.end_lineno or line)
+        for node in nodes
+    )
 
 
 def join_processes() -> None:
     """Join the other processes of this command, where ``JAX_COORDINATOR_ADDRESS`` says how.
 
-    JAX finds their number, and which this one is, where Slurm or Open MPI started them; elsewhere they are
-    ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``.
+    JAX finds their number, and which this one is, where Slurm or Open MPI started them; elsewhere
+    they are ``JAX_NUM_PROCESSES`` and ``JAX_PROCESS_ID``.
     """
     if "JAX_COORDINATOR_ADDRESS" not in os.environ:
         return
@@ -199,7 +236,9 @@ def join_processes() -> None:
 def _whole_number(name: str) -> int | None:
     text = os.environ.get(name)
     if text is not None and not text.isdecimal():
-        raise InputError(name, "a whole number", repr(text), "Such as 0, or leave it out under Slurm.")
+        raise InputError(
+            name, "a whole number", repr(text), "Such as 0, or leave it out under Slurm."
+        )
     return None if text is None else int(text)
 
 
@@ -219,16 +258,20 @@ DELAY, INTERVAL = 2.0, 0.5
 
 
 def stopwatch() -> Callable[[], float]:
-    """Return a function that returns the seconds since now. They are told and recorded, and nothing depends on them."""
+    """Return a function that returns the seconds since now. They are told and recorded, and nothing
+    depends on them."""
     started = time.monotonic()
     return lambda: time.monotonic() - started
 
 
 @contextmanager
 def phase(title: str) -> Iterator[None]:
-    """Show a title, the step and the time since on a terminal while the block runs, if it takes long; not in a pipe."""
+    """Show a title, the step and the time since on a terminal while the block runs, if it takes
+    long; not in a pipe."""
     done = threading.Event()
-    with tqdm(desc=title, bar_format="{desc} {elapsed}", disable=None, delay=DELAY, leave=False) as bar:
+    with tqdm(
+        desc=title, bar_format="{desc} {elapsed}", disable=None, delay=DELAY, leave=False
+    ) as bar:
         if bar.disable:
             yield
             return
@@ -272,7 +315,9 @@ def examine() -> dict[str, Any]:
 
     devices = jax.devices()
     # In a container or under a scheduler the machine has more cores than the program may use.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     cache = cache_directory()
     facts = {
         "platform": platform.platform(),
@@ -293,15 +338,19 @@ def _hints(facts: dict[str, Any]) -> list[str]:
     hints = []
     if facts["backend"] == "cpu" and facts["cpu_devices"] == 1 < facts["cores"]:
         hints.append(
-            f"There is one CPU device for {facts['cores']} cores. With {SETTING}={facts['cores']} before the command"
-            " each core is a device, and scores and temperature ladders run on all of them. Do not use this for models"
-            " with products of matrices of 1,000 columns: jaxlib 0.12 can compute them wrongly on several devices."
+            f"There is one CPU device for {facts['cores']} cores. With "
+            f"{SETTING}={facts['cores']} before the command each core is a device, and scores "
+            "and temperature ladders run on all of them. Do not use this for models with "
+            "products of matrices of 1,000 columns: jaxlib 0.12 can compute them wrongly on "
+            "several devices."
         )
     if facts["precision"] != "float64":
         hints.append("JAX computes in 32 bits here: the environment overrides the program's 64.")
     missing = [name for name in ("matplotlib", "jinja2") if facts["optional"][name] is None]
     if missing:
-        hints.append(f"No {' and no '.join(missing)}: install mcmcpost[report] for plots and reports.")
+        hints.append(
+            f"No {' and no '.join(missing)}: install mcmcpost[report] for plots and reports."
+        )
     return hints
 
 
@@ -316,7 +365,10 @@ def doctor_text(facts: dict[str, Any]) -> str:
         "compiled programs": facts["compilation_cache"] or "not kept",
         **facts["versions"],
     }
-    optional = {name: text or f"not installed ({OPTIONAL[name]})" for name, text in facts["optional"].items()}
+    optional = {
+        name: text or f"not installed ({OPTIONAL[name]})"
+        for name, text in facts["optional"].items()
+    }
     width = max(map(len, [*lines, *optional]))
     text = [f"{name:<{width}}  {value}" for name, value in (lines | optional).items()]
     return "\n".join([*text, *(f"hint: {hint}" for hint in facts["hints"])])

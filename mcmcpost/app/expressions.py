@@ -1,19 +1,22 @@
-"""Expressions of the draws, ``name=expression``, for the command line: parsed and checked, never passed to ``eval``.
+"""Expressions of the draws, ``name=expression``, for the command line: parsed and checked, never
+passed to ``eval``.
 
-An expression is a function of one draw and is computed at every draw: ``theta[0] / theta[1]``, ``mu > 0``,
-``mean(theta)``, ``where(x > 1, log(x), 0)``. It may contain
+An expression is a function of one draw and is computed at every draw: ``theta[0] / theta[1]``, ``mu
+> 0``, ``mean(theta)``, ``where(x > 1, log(x), 0)``. It may contain
 
-- names of posterior variables, and of elements as the table prints them, in backquotes where they are no identifiers:
-  ```prey[1912.2]```, ```theta[Choate]```;
-- numbers, always taken as floats; ``+ - * / **``; indices ``theta[0]``, ``cov[0, -1]`` (after chain and draw), which
-  are positions, or labels where whole numbers label the elements;
-- comparisons, chained or not, which give 1 or 0; ``and or not``, ``& | ~`` between conditions only (so that
-  ``a > 0 & b > 0``, which Python reads as ``a > (0 & b) > 0``, is refused instead of computed);
-- ``exp log log1p expm1 sqrt abs sin cos tan tanh``, ``minimum(a, b)``, ``maximum(a, b)``, ``where(condition, a, b)``,
-  ``sum(a)`` and ``mean(a)`` over the elements of one draw.
+- names of posterior variables, and of elements as the table prints them, in backquotes where they
+  are no identifiers: ```prey[1912.2]```, ```theta[Choate]```;
+- numbers, always taken as floats; ``+ - * / **``; indices ``theta[0]``, ``cov[0, -1]`` (after chain
+  and draw), which are positions, or labels where whole numbers label the elements;
+- comparisons, chained or not, which give 1 or 0; ``and or not``, ``& | ~`` between conditions only
+  (so that ``a > 0 & b > 0``, which Python reads as ``a > (0 & b) > 0``, is refused instead of
+  computed);
+- ``exp log log1p expm1 sqrt abs sin cos tan tanh``, ``minimum(a, b)``, ``maximum(a, b)``,
+  ``where(condition, a, b)``, ``sum(a)`` and ``mean(a)`` over the elements of one draw.
 
-A NaN stays a NaN, also through comparisons and ``** 0``, so that it is reported and not counted as "false". Invalid
-operations give NaN or infinity without warnings of NumPy; the status of the quantity is then ``undefined``.
+A NaN stays a NaN, also through comparisons and ``** 0``, so that it is reported and not counted as
+"false". Invalid operations give NaN or infinity without warnings of NumPy; the status of the
+quantity is then ``undefined``.
 """
 
 import ast
@@ -83,7 +86,8 @@ def index_of(node: ast.Subscript) -> tuple[int, ...] | None:
 
 
 class Evaluation(NamedTuple):
-    """The evaluation of one expression. Every intermediate value has the two leading axes (c, n), or (1, 1).
+    """The evaluation of one expression. Every intermediate value has the two leading axes (c, n),
+    or (1, 1).
 
     values : {variable: (c, n, ...)}.
     numbered : variables whose elements are named by whole numbers that are not their positions.
@@ -97,7 +101,8 @@ class Evaluation(NamedTuple):
     refuse: Callable[[ast.AST, str], NoReturn]
 
     def run(self, tree: ast.expr) -> np.ndarray:
-        """Return the values of `tree`, (c, n) or (c, n, p); invalid operations give NaN or infinity silently."""
+        """Return the values of `tree`, (c, n) or (c, n, p); invalid operations give NaN or infinity
+        silently."""
         # The status says `undefined`, once for each quantity; NumPy would warn for each block of
         # draws.
         with np.errstate(all="ignore"):
@@ -107,7 +112,9 @@ class Evaluation(NamedTuple):
         if lead == (1, 1):  # of numbers alone
             lead = next(iter(self.values.values())).shape[:2]
         if result.ndim > 3:
-            self.refuse(tree, f"gives {result.ndim - 2} axes a draw (index it, or take sum or mean)")
+            self.refuse(
+                tree, f"gives {result.ndim - 2} axes a draw (index it, or take sum or mean)"
+            )
         # A copy: views of a broadcast array, or of the tree's own, must not be written to later.
         return np.broadcast_to(result, lead + result.shape[2:]).copy()
 
@@ -124,7 +131,11 @@ class Evaluation(NamedTuple):
                 # `not a` is 1 − a: a NaN stays a NaN, where numpy.logical_not makes it 0.
                 value = self.visit(node.operand)
                 return (
-                    value if isinstance(node.op, ast.UAdd) else -value if isinstance(node.op, ast.USub) else 1 - value
+                    value
+                    if isinstance(node.op, ast.UAdd)
+                    else -value
+                    if isinstance(node.op, ast.USub)
+                    else 1 - value
                 )
             case ast.BinOp():
                 both = self.visit(node.left), self.visit(node.right)
@@ -161,20 +172,27 @@ class Evaluation(NamedTuple):
                 if flat in self.values:
                     return np.asarray(self.values[flat], np.float64)
             if name in self.numbered:
-                self.refuse(node, f"names no element of {name}, whose elements are named by their coordinates")
+                self.refuse(
+                    node,
+                    f"names no element of {name}, whose elements are named by their coordinates",
+                )
         value = self.visit(node.value)
         where: tuple[Any, ...] = (slice(None), slice(None), *(index or ()))
         try:
             return value[where]
         except IndexError:
-            self.refuse(node, f"has an index {index} outside the shape {value.shape[2:]} of one draw")
+            self.refuse(
+                node, f"has an index {index} outside the shape {value.shape[2:]} of one draw"
+            )
 
     def compare(self, node: ast.Compare) -> np.ndarray:
         terms = [self.visit(term) for term in (node.left, *node.comparators)]
         # a < b < c is (a < b)·(b < c), as in Python.
         result = np.ones((1, 1))
         for op, left, right in zip(node.ops, terms[:-1], terms[1:], strict=True):
-            result = self.apply(node, np.multiply, result, self.apply(node, COMPARISONS[type(op)], left, right))
+            result = self.apply(
+                node, np.multiply, result, self.apply(node, COMPARISONS[type(op)], left, right)
+            )
         return result
 
     def call(self, node: ast.Call, name: str) -> np.ndarray:
@@ -188,14 +206,18 @@ class Evaluation(NamedTuple):
             return np.where(np.isnan(condition), np.nan, np.where(condition != 0, yes, no))
         return self.apply(node, ELEMENTWISE[name][1], *arguments)
 
-    def apply(self, node: ast.expr, function: Callable[..., np.ndarray], *values: np.ndarray) -> np.ndarray:
+    def apply(
+        self, node: ast.expr, function: Callable[..., np.ndarray], *values: np.ndarray
+    ) -> np.ndarray:
         """Apply `function` element by element; a NaN in any argument gives NaN."""
         arguments = self.aligned(node, values)
         # NaN ** 0 is 1 and NaN > 0 is False in NumPy: failed draws would be counted.
         undefined = np.logical_or.reduce([np.isnan(argument) for argument in arguments])
         return np.where(undefined, np.nan, function(*arguments))
 
-    def aligned(self, node: ast.expr, values: list[np.ndarray] | tuple[np.ndarray, ...]) -> list[np.ndarray]:
+    def aligned(
+        self, node: ast.expr, values: list[np.ndarray] | tuple[np.ndarray, ...]
+    ) -> list[np.ndarray]:
         """Broadcast the axes of one draw against each other, leaving chain and draw in front."""
         rank = max(value.ndim for value in values)
         # NumPy aligns from the right: without padding a scalar (c, n) would meet the elements of a
@@ -204,7 +226,10 @@ class Evaluation(NamedTuple):
         try:
             return list(np.broadcast_arrays(*padded))
         except ValueError:
-            self.refuse(node, f"combines shapes of one draw that do not fit, {[v.shape[2:] for v in values]}")
+            self.refuse(
+                node,
+                f"combines shapes of one draw that do not fit, {[v.shape[2:] for v in values]}",
+            )
 
 
 MAX_LENGTH = 1000
@@ -217,7 +242,8 @@ _NAME = re.compile(r"[^\W\d][\w.\[\](), -]*")
 
 
 class Expression(NamedTuple):
-    """A checked expression; call it with {variable: (c, n, ...)} for its values, (c, n) or (c, n, p)."""
+    """A checked expression; call it with {variable: (c, n, ...)} for its values, (c, n) or (c, n,
+    p)."""
 
     text: str
     tree: ast.expr
@@ -239,12 +265,15 @@ def parse_expression(text: str) -> tuple[str, Expression]:
     Raises
     ------
     ValueError
-        `text` has no name, is not an expression, or contains what is not allowed; the message gives the position.
+        `text` has no name, is not an expression, or contains what is not allowed; the message gives
+        the position.
     """
     # "a == b" has no name: its body would begin with the second sign.
     name, separator, body = (part.strip() for part in text.partition("="))
     if not separator or not _NAME.fullmatch(name) or body.startswith("=") or not body:
-        raise InputError("Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".')
+        raise InputError(
+            "Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".'
+        )
     return name, compile_expression(body)
 
 
@@ -261,7 +290,10 @@ def compile_expression(text: str) -> Expression:
     line = " ".join(text.splitlines()).strip()
     if len(line) > MAX_LENGTH:
         raise InputError(
-            "Expression", f"at most {MAX_LENGTH} characters", len(line), "Put it in the model's quantities()."
+            "Expression",
+            f"at most {MAX_LENGTH} characters",
+            len(line),
+            "Put it in the model's quantities().",
         )
     plain, quoted = _unquote(line)
     try:
@@ -290,20 +322,24 @@ def evaluate_expressions(
     expressions
         ``{name: text}``, or what `parse_expression` returned.
     numbered
-        Variables whose elements are named by whole numbers that are not their positions, as ``theta[1]``, …: an index
-        is then such a name.
+        Variables whose elements are named by whole numbers that are not their positions, as
+        ``theta[1]``, …: an index is then such a name.
 
     Raises
     ------
     ValueError
-        An unknown variable, an index outside one, shapes that do not fit, or more than one axis beside (c, n).
+        An unknown variable, an index outside one, shapes that do not fit, or more than one axis
+        beside (c, n).
     """
-    compiled = {name: compile_expression(e) if isinstance(e, str) else e for name, e in expressions.items()}
+    compiled = {
+        name: compile_expression(e) if isinstance(e, str) else e for name, e in expressions.items()
+    }
     return {name: expression(posterior, numbered) for name, expression in compiled.items()}
 
 
 def _unquote(line: str) -> tuple[str, dict[str, str]]:
-    """Replace backquoted names by identifiers of the same length, so that positions in the text stay valid."""
+    """Replace backquoted names by identifiers of the same length, so that positions in the text
+    stay valid."""
     quoted: dict[str, str] = {}
 
     def identifier(match: re.Match[str]) -> str:
@@ -326,9 +362,10 @@ def _unquote(line: str) -> tuple[str, dict[str, str]]:
 def _refuse(line: str, column: int, why: str) -> NoReturn:
     column = min(column, max(len(line) - 1, 0))
     raise InputError(
-        f"Expression {line!r} {why}, at character {column + 1}: {line[column : column + 20]!r}. "
-        f"Allowed: variables, numbers, + - * / **, comparisons, and or not, & | ~ between conditions, indices, and "
-        f"the functions {' '.join(FUNCTIONS)}."
+        f"Expression {line!r} {why}, at character {column + 1}: "
+        f"{line[column : column + 20]!r}. Allowed: variables, numbers, + - * / **, "
+        "comparisons, and or not, & | ~ between conditions, indices, and the functions "
+        f"{' '.join(FUNCTIONS)}."
     )
 
 
@@ -362,7 +399,11 @@ def _fault_of(node: ast.expr) -> str | None:
         case ast.Constant():
             if isinstance(node.value, bool) or not isinstance(node.value, int | float):
                 return f"holds {node.value!r}, which is not a number"
-            return "holds a number too large for a float" if abs(node.value) > sys.float_info.max else None
+            return (
+                "holds a number too large for a float"
+                if abs(node.value) > sys.float_info.max
+                else None
+            )
         case ast.BinOp():
             if type(node.op) in ARITHMETIC:
                 return None
@@ -371,12 +412,18 @@ def _fault_of(node: ast.expr) -> str | None:
         case ast.BoolOp():
             return _not_conditions(*node.values)
         case ast.UnaryOp():
-            return None if isinstance(node.op, ast.USub | ast.UAdd) else _not_conditions(node.operand)
+            return (
+                None if isinstance(node.op, ast.USub | ast.UAdd) else _not_conditions(node.operand)
+            )
         case ast.Compare():
             if all(type(op) in COMPARISONS for op in node.ops):
                 return None
         case ast.Subscript():
-            return None if index_of(node) is not None else "holds an index that is not made of whole numbers"
+            return (
+                None
+                if index_of(node) is not None
+                else "holds an index that is not made of whole numbers"
+            )
         case ast.Call():
             return _fault_of_call(node)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitXor):
@@ -397,7 +444,10 @@ def _fault_of_call(node: ast.Call) -> str | None:
 def _not_conditions(*nodes: ast.expr) -> str | None:
     if all(_is_condition(node) for node in nodes):
         return None
-    return "uses a number where a condition belongs (put each comparison in parentheses: (a > 0) & (b > 0))"
+    return (
+        "uses a number where a condition belongs (put each comparison in parentheses: (a > 0) & "
+        "(b > 0))"
+    )
 
 
 def _is_condition(node: ast.expr) -> bool:

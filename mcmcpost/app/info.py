@@ -1,4 +1,5 @@
-"""The command ``info``: what is in a stored trace, ladder or file of sums, as facts and as lines."""
+"""The command ``info``: what is in a stored trace, ladder or file of sums, as facts and as
+lines."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -38,21 +39,28 @@ RECORDED = ("model_file", "seed", "num_warmup", "thin", "created_at", "sampling_
 def describe(path: Path) -> dict[str, Any]:
     """Return what is in the trace or ladder at `path`, as plain values for JSON.
 
-    The scores are tested by the gate, and R-hat is the largest of the posterior's scalars: of a ladder, those of its
-    last rung.
+    The scores are tested by the gate, and R-hat is the largest of the posterior's scalars: of a
+    ladder, those of its last rung.
     """
     refuse_model_file("info", path)
     tree = mcmcpost.load_tree(path)
     # What is said of a trace is said of a ladder's last rung, whose draws are the posterior's.
     ladder, sums = is_ladder(tree), as_moments(tree)
     trace = posterior_rung(tree) if ladder else tree
-    attrs = {str(name): value for node in (*tree.subtree, tree) for name, value in node.attrs.items()}  # the root's win
+    # the root's win
+    attrs = {
+        str(name): value for node in (*tree.subtree, tree) for name, value in node.attrs.items()
+    }
     posterior = tree.children.get("posterior")
     sizes = {} if posterior is None else dict(posterior.sizes)
     return {
         "path": str(path),
         # A Zarr store is a folder, and its size that of its files.
-        "bytes": sum(file.stat().st_size for file in ([path] if path.is_file() else path.rglob("*")) if file.is_file()),
+        "bytes": sum(
+            file.stat().st_size
+            for file in ([path] if path.is_file() else path.rglob("*"))
+            if file.is_file()
+        ),
         "kind": "ladder" if ladder else "trace" if sums is None else "file of sums",
         "chains": sizes.get("chain"),
         "draws": sizes.get("draw"),
@@ -72,15 +80,19 @@ def describe(path: Path) -> dict[str, Any]:
 
 
 def _convergence(tree: "xarray.DataTree", trace: "xarray.DataTree") -> dict[str, Any]:
-    """Return the R-hat of a trace, and the divergences of the tree that it is of: of a ladder those of all rungs."""
+    """Return the R-hat of a trace, and the divergences of the tree that it is of: of a ladder those
+    of all rungs."""
     parts = posterior_variables(trace).scalars() if "posterior" in trace.children else ()
     found = check_convergence(trace, parts)
     divergences = check_convergence(tree, ()).recorded_divergences
     return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": divergences}
 
 
-def _weights(trace: "xarray.DataTree", posterior: "xarray.DataTree | None") -> dict[str, float] | None:
-    """Return the effective number of weighted draws and the Pareto k̂ of their weights; None without weights."""
+def _weights(
+    trace: "xarray.DataTree", posterior: "xarray.DataTree | None"
+) -> dict[str, float] | None:
+    """Return the effective number of weighted draws and the Pareto k̂ of their weights; None
+    without weights."""
     if posterior is None or not {"chain", "draw"} <= set(posterior.sizes):
         return None
     weights = read_weights("info", trace, (posterior.sizes["chain"], posterior.sizes["draw"]))
@@ -99,8 +111,14 @@ def _evidence(tree: "xarray.DataTree") -> dict[str, Any] | None:
 def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     """Return how many parameters have scores, the verdict of the gate, and what it says."""
     if not {DRAWS, SCORES} <= _names(trace):
-        return {"parameters": 0, "check": None, "message": f"none. {score_cure(trace)}", "stein": None}
-    # Of a trace whose scores cannot be read the rest is still described: the error is one of its facts.
+        return {
+            "parameters": 0,
+            "check": None,
+            "message": f"none. {score_cure(trace)}",
+            "stein": None,
+        }
+    # Of a trace whose scores cannot be read the rest is still described: the error is one of its
+    # facts.
     try:
         arrays = read_trace(trace, weighted=True)
     except InputError as error:
@@ -108,14 +126,17 @@ def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     check = check_scores(arrays, recorded_log_density(trace, arrays))
     z = mcmcpost.score_diagnostics(trace).filter(like="stein_z").abs()
     worst = {
-        name: {"z": float(own.max()), "parameter": str(own.idxmax())} for name, own in z.items() if own.notna().any()
+        name: {"z": float(own.max()), "parameter": str(own.idxmax())}
+        for name, own in z.items()
+        if own.notna().any()
     }
     facts = {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
     return facts | {"stein": worst}
 
 
 def _structure(trace: "xarray.DataTree", scores: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the number of global coordinates and the length of each block, or of a grid its rows and columns.
+    """Return the number of global coordinates and the length of each block, or of a grid its rows
+    and columns.
 
     None without scores that can be read.
     """
@@ -124,7 +145,10 @@ def _structure(trace: "xarray.DataTree", scores: dict[str, Any]) -> dict[str, An
     # A grid's labels have two axes, those of a block one.
     shapes = {name: np.shape(labels) for name, labels in mcmcpost.structure(trace).items()}
     blocks = {name: list(shape) if len(shape) > 1 else shape[0] for name, shape in shapes.items()}
-    return {"globals": scores["parameters"] - sum(map(math.prod, shapes.values())), "blocks": blocks}
+    return {
+        "globals": scores["parameters"] - sum(map(math.prod, shapes.values())),
+        "blocks": blocks,
+    }
 
 
 def _names(trace: "xarray.DataTree") -> set[str]:
@@ -176,10 +200,14 @@ def description(facts: dict[str, Any]) -> str:
         "temperatures": _temperatures(facts["temperatures"]),
         "sampler": facts["sampler"],
         **{name.replace("_", " "): facts[name] for name in RECORDED},
-        "divergences": facts["divergences"] if facts["sums"] or facts["divergences"] is not None else "not recorded",
+        "divergences": facts["divergences"]
+        if facts["sums"] or facts["divergences"] is not None
+        else "not recorded",
         "weights": _weights_text(facts["weights"]),
         "largest R-hat": None if np.isnan(rhat) else f"{significant(rhat, 4)}, {facts['worst']}",
-        "scores": f"of {scores['parameters']} parameters: {scores['check']}" if scores["check"] else scores["message"],
+        "scores": f"of {scores['parameters']} parameters: {scores['check']}"
+        if scores["check"]
+        else scores["message"],
         "score gate": scores["message"] if scores["check"] else None,
         "Stein's z": _stein_text(scores["stein"]),
         **_structure_lines(facts["structure"]),
@@ -187,7 +215,11 @@ def description(facts: dict[str, Any]) -> str:
         "log density": log_density,
         "versions": ", ".join(f"{name} {text}" for name, text in facts["versions"].items()) or None,
     }
-    shown = {name: text for name, value in lines.items() if value is not None and (text := one_line(value))}
+    shown = {
+        name: text
+        for name, value in lines.items()
+        if value is not None and (text := one_line(value))
+    }
     # Names come from the file and may hold line breaks; the table has a line for each variable.
     rows = [
         (
@@ -208,17 +240,23 @@ def _stein_text(stein: dict[str, dict[str, Any]] | None) -> str | None:
     """Return the largest z of each order, see `score_diagnostics`."""
     if not stein:
         return None
-    return "at most " + ", ".join(f"{worst['z']:.1f} ({worst['parameter']})" for worst in stein.values())
+    return "at most " + ", ".join(
+        f"{worst['z']:.1f} ({worst['parameter']})" for worst in stein.values()
+    )
 
 
 def _weights_text(weights: dict[str, float] | None) -> str | None:
     if weights is None:
         return None
-    return f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat {significant(weights['pareto_khat'], 2)}"
+    return (
+        f"{significant(weights['ess'], 3)} effective draws, Pareto k-hat "
+        f"{significant(weights['pareto_khat'], 2)}"
+    )
 
 
 def _structure_lines(structure: dict[str, Any] | None) -> dict[str, str]:
-    """Return how many coordinates are global, and a line for all blocks of one length, or grids of one shape."""
+    """Return how many coordinates are global, and a line for all blocks of one length, or grids of
+    one shape."""
     if structure is None:
         return {}
     # One line for all blocks of a length: a hierarchical model may have dozens of them.
@@ -242,4 +280,6 @@ def evidence_line(stored: dict[str, Any] | None) -> str | None:
 
 
 def _temperatures(levels: list[float] | None) -> str | None:
-    return None if levels is None else f"{len(levels)}: {', '.join(significant(t, 3) for t in levels)}"
+    return (
+        None if levels is None else f"{len(levels)}: {', '.join(significant(t, 3) for t in levels)}"
+    )

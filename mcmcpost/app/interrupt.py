@@ -9,7 +9,9 @@ from contextlib import contextmanager
 
 from mcmcpost.core.runtime import remove_unfinished
 
-ENDING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+ENDING = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
 """Ctrl-C, `kill`, and a terminal that is closed."""
 
 CLEAR_LINE = "\r\x1b[K"
@@ -17,12 +19,14 @@ CLEAR_LINE = "\r\x1b[K"
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """End the process with code 128 + number at a signal of `ENDING`, after removing what is half written.
+    """End the process with code 128 + number at a signal of `ENDING`, after removing what is half
+    written.
 
-    Python runs handlers between two instructions of its main thread, which compilations and computations of XLA can
-    hold apart for minutes, and a KeyboardInterrupt may unwind through threads that still use what it frees. Python's C
-    handler, however, writes the number into a socket at once, and a thread that waits there ends the process.
-    Signals that are ignored, as by ``nohup``, stay ignored.
+    Python runs handlers between two instructions of its main thread, which compilations and
+    computations of XLA can hold apart for minutes, and a KeyboardInterrupt may unwind through
+    threads that still use what it frees. Python's C handler, however, writes the number into a
+    socket at once, and a thread that waits there ends the process. Signals that are ignored, as by
+    ``nohup``, stay ignored.
     """
     inner, outer = socket.socketpair()
     outer.setblocking(False)
@@ -50,7 +54,8 @@ def _watch(inner: socket.socket) -> None:
 
 def _leave(number: int) -> None:
     try:
-        # The main thread may hold the locks of Python's streams; what else writes there must not follow the last line.
+        # The main thread may hold the locks of Python's streams; what else writes there must not
+        # follow the last line.
         last = f"{CLEAR_LINE if os.isatty(2) else ''}mcmcpost: interrupted\n"
         terminal = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

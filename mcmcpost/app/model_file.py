@@ -1,4 +1,5 @@
-"""Model files: Python modules with ``model`` and, optionally, ``data``, ``quantities`` and ``init``, loaded by path."""
+"""Model files: Python modules with ``model`` and, optionally, ``data``, ``quantities`` and
+``init``, loaded by path."""
 
 import hashlib
 import importlib.util
@@ -26,8 +27,8 @@ class ModelFile(NamedTuple):
 
     path : where it was read, absolute.
     model : NumPyro program.
-    data : returns the keyword arguments of `model`, or a tuple of its positional ones; none where the file has no
-        ``data``.
+    data : returns the keyword arguments of `model`, or a tuple of its positional ones; none where
+        the file has no ``data``.
     quantities : one constrained draw (a dict of arrays) -> named scalars, or None.
     init : returns constrained starting values by site, or None.
     """
@@ -38,7 +39,9 @@ class ModelFile(NamedTuple):
     quantities: Callable[[dict[str, Any]], Mapping[str, Any]] | None
     init: Callable[..., Mapping[str, Any]] | None
 
-    def arguments(self, options: Mapping[str, object] | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(
+        self, options: Mapping[str, object] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Return the positional and keyword arguments of `model` under `options`."""
         # A misspelt option would leave the default in force, without a word.
         self._refuse_unknown(options or {})
@@ -46,7 +49,8 @@ class ModelFile(NamedTuple):
         if not isinstance(values, Mapping | tuple):
             raise InputTypeError(
                 f"Model file {self.path}",
-                "`data()` to return a dict of keyword arguments or a tuple of positional ones for `model`",
+                "`data()` to return a dict of keyword arguments or a tuple of positional ones "
+                "for `model`",
                 type(values).__name__,
                 "Return {} if `model` takes no arguments.",
             )
@@ -57,24 +61,41 @@ class ModelFile(NamedTuple):
             signature.bind(*args, **kwargs)
         except TypeError as error:
             expected = f"`data()` to return the arguments of `model{signature}`"
-            raise InputTypeError(f"Model file {self.path}", expected, str(error), "Name each argument once.") from error
+            raise InputTypeError(
+                f"Model file {self.path}", expected, str(error), "Name each argument once."
+            ) from error
         return args, kwargs
 
     def start(self, options: Mapping[str, object] | None = None) -> dict[str, Any] | None:
-        """Return the constrained starting values under `options`, or None if the file gives none."""
-        return None if self.init is None else self._dict_of("init()", self._call("init", self.init, options or {}))
+        """Return the constrained starting values under `options`, or None if the file gives
+        none."""
+        return (
+            None
+            if self.init is None
+            else self._dict_of("init()", self._call("init", self.init, options or {}))
+        )
 
     def named(self, draw: dict[str, Any]) -> dict[str, jax.Array]:
         """Return the ``quantities`` of one constrained draw by name, none if the file has none."""
         if self.quantities is None:
             return {}
-        where, values = f"Model file {self.path}", self._dict_of("quantities(draw)", self.quantities(draw))
-        return {name: as_numbers(where, f"quantities(draw)[{name!r}]", v, jnp.asarray) for name, v in values.items()}
+        where, values = (
+            f"Model file {self.path}",
+            self._dict_of("quantities(draw)", self.quantities(draw)),
+        )
+        return {
+            name: as_numbers(where, f"quantities(draw)[{name!r}]", v, jnp.asarray)
+            for name, v in values.items()
+        }
 
     def _call(self, name: str, function: Callable[..., Any], options: Mapping[str, object]) -> Any:
         accepted = _accepted(function)
         # `data()` and `init()` share the options, and each takes what it has an argument for.
-        chosen = {option: value for option, value in options.items() if None in accepted or option in accepted}
+        chosen = {
+            option: value
+            for option, value in options.items()
+            if None in accepted or option in accepted
+        }
         signature = inspect.signature(function)
         try:
             signature.bind(**chosen)
@@ -104,22 +125,24 @@ class ModelFile(NamedTuple):
                 f"Model file {self.path}",
                 f"options among {sorted(name for name in accepted if name) or 'none'}",
                 unknown,
-                did_you_mean(unknown[0], accepted) + "Options are the arguments of `data()` and `init()`.",
+                did_you_mean(unknown[0], accepted)
+                + "Options are the arguments of `data()` and `init()`.",
             )
 
 
 def load_model_file(path: str | Path) -> ModelFile:
     """Import the Python file at `path` and return its contract.
 
-    The file is executed, as by an import: only load files that you trust. Its folder is importable while it loads, so
-    that a model may be split over several files.
+    The file is executed, as by an import: only load files that you trust. Its folder is importable
+    while it loads, so that a model may be split over several files.
 
     Raises
     ------
     FileNotFoundError
         There is no such file.
     ValueError
-        It is not a Python module, or lacks a callable ``model``, or ``data`` where `model` needs arguments.
+        It is not a Python module, or lacks a callable ``model``, or ``data`` where `model` needs
+        arguments.
     TypeError
         ``quantities`` does not take one argument.
     """
@@ -132,7 +155,9 @@ def load_model_file(path: str | Path) -> ModelFile:
         file,
         model,
         # A model without arguments needs no data(); with arguments its absence is told by name.
-        _function(module, file, "data") if hasattr(module, "data") or _needs_arguments(model) else _no_data,
+        _function(module, file, "data")
+        if hasattr(module, "data") or _needs_arguments(model)
+        else _no_data,
         _function(module, file, "quantities") if hasattr(module, "quantities") else None,
         _function(module, file, "init") if hasattr(module, "init") else None,
     )
@@ -142,7 +167,8 @@ def load_model_file(path: str | Path) -> ModelFile:
 
 
 class Program(NamedTuple):
-    """What `attach_scores` and `bridge_evidence` take for a model, its arguments, and of a Python file its contract."""
+    """What `attach_scores` and `bridge_evidence` take for a model, its arguments, and of a Python
+    file its contract."""
 
     model: Any
     args: tuple[Any, ...]
@@ -151,7 +177,8 @@ class Program(NamedTuple):
 
 
 def load_program(path: Path, texts: list[str] | None) -> Program:
-    """Return the model of a model file under the options NAME=VALUE, or a compiled Stan program, NAME.stan.
+    """Return the model of a model file under the options NAME=VALUE, or a compiled Stan program,
+    NAME.stan.
 
     A Stan program has one option, ``data``, the JSON file of its data.
     """
@@ -160,7 +187,12 @@ def load_program(path: Path, texts: list[str] | None) -> Program:
         file = load_model_file(path)
         return Program(file.model, *file.arguments(options), file)
     if unknown := sorted(set(options) - {"data"}):
-        raise InputError(f"Stan program {path}", "the option data alone", ", ".join(unknown), "Put it into the data.")
+        raise InputError(
+            f"Stan program {path}",
+            "the option data alone",
+            ", ".join(unknown),
+            "Put it into the data.",
+        )
     data = None if "data" not in options else Path(str(options["data"])).expanduser()
     return Program(stan_model(path.expanduser(), data), (), {}, None)
 
@@ -173,7 +205,10 @@ def _execute(file: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         cure = "A trace ends in .nc or .zarr."
         if file.suffix == ".stan":
-            cure = "CmdStan samples it: then mcmcpost reduce output_*.csv, or evidence --model, but not --ladder."
+            cure = (
+                "CmdStan samples it: then mcmcpost reduce output_*.csv, or evidence --model, but "
+                "not --ladder."
+            )
         raise InputError("Model file", "a Python file, NAME.py", str(file), cure)
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses and NamedTuples look their module up while it runs
@@ -186,7 +221,10 @@ def _execute(file: Path) -> ModuleType:
         line = f", line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         message = error.msg if isinstance(error, SyntaxError) else str(error)
         raise InputError(
-            f"Model file {file}{line}", "valid Python", f"{message}", "Run it with python to see more."
+            f"Model file {file}{line}",
+            "valid Python",
+            f"{message}",
+            "Run it with python to see more.",
         ) from error
     # Also an exit: a module that was half executed must not be found by the next import.
     except BaseException:
@@ -200,12 +238,15 @@ def _execute(file: Path) -> ModuleType:
 def _function(module: ModuleType, file: Path, name: str) -> Callable[..., Any]:
     value = getattr(module, name, None)
     if not callable(value):
-        got = f"`{name}` of type {type(value).__name__}" if hasattr(module, name) else f"no `{name}`"
+        got = (
+            f"`{name}` of type {type(value).__name__}" if hasattr(module, name) else f"no `{name}`"
+        )
         raise InputError(
             f"Model file {file}",
             f"a function `{name}`",
             got,
-            "A model file defines model(...), data() for its arguments, and optionally quantities(draw) and init().",
+            "A model file defines model(...), data() for its arguments, and optionally "
+            "quantities(draw) and init().",
         )
     return value
 
@@ -225,19 +266,24 @@ def _needs_arguments(model: Callable[..., Any]) -> bool:
 def _accepted(function: Callable[..., Any]) -> set[str | None]:
     """Return the argument names of `function`; None is among them if it accepts any name."""
     parameters = inspect.signature(function).parameters.values()
-    return {None if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind not in _POSITIONAL}
+    return {
+        None if p.kind is p.VAR_KEYWORD else p.name for p in parameters if p.kind not in _POSITIONAL
+    }
 
 
 _POSITIONAL = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.POSITIONAL_ONLY)
 
 
 def parse_options(texts: list[str]) -> dict[str, object]:
-    """Return ``["name=value", ...]`` as a dict; values that are Python numbers become numbers, others stay text."""
+    """Return ``["name=value", ...]`` as a dict; values that are Python numbers become numbers,
+    others stay text."""
     options: dict[str, object] = {}
     for text in texts:
         name, separator, value = (part.strip() for part in text.partition("="))
         if not separator or not name.isidentifier() or name in options:
-            raise InputError("Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan.")
+            raise InputError(
+                "Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan."
+            )
         options[name] = _number(value)
     return options
 

@@ -1,4 +1,5 @@
-"""The report as one HTML file about a trace, an evidence or a joint estimate, and its public function.
+"""The report as one HTML file about a trace, an evidence or a joint estimate, and its public
+function.
 
 Figures are inline SVG with titles for screen readers, and nothing is loaded.
 """
@@ -104,7 +105,8 @@ STYLE = {
 }
 
 LEAST, MOST = 3.7, 7.4
-"""Least and largest width of an inch of figure in rem: where a screen is too narrow for a wide one, it scrolls."""
+"""Least and largest width of an inch of figure in rem: where a screen is too narrow for a wide one,
+it scrolls."""
 
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 
@@ -118,11 +120,13 @@ class Drawing(NamedTuple):
     svg: str
 
 
-def draw(key: str, title: str, description: str, size: tuple[float, float], plot: Callable[[Any], object]) -> Drawing:
+def draw(
+    key: str, title: str, description: str, size: tuple[float, float], plot: Callable[[Any], object]
+) -> Drawing:
     """Return what `plot` draws on the axes of a new figure of that size in inches, as inline SVG.
 
-    Text is kept as text, identifiers start with `key`, and the element has the role of an image with `title` and
-    `description`. Equal input gives equal bytes.
+    Text is kept as text, identifiers start with `key`, and the element has the role of an image
+    with `title` and `description`. Equal input gives equal bytes.
     """
     from matplotlib import style
     from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -130,7 +134,8 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
 
     # A person's own matplotlibrc would change sizes that the layout of the page relies on.
     with style.context(["default", STYLE]), warnings.catch_warnings():
-        # The browser has the letters that matplotlib's own font lacks, as those of Chinese: text is kept as text.
+        # The browser has the letters that matplotlib's own font lacks, as those of Chinese: text is
+        # kept as text.
         warnings.filterwarnings("ignore", r"Glyph \d+ .* missing from font", UserWarning)
         figure = Figure(figsize=size, layout="constrained")
         # Without pyplot: no display is needed, and no figure is left open.
@@ -151,7 +156,8 @@ def draw(key: str, title: str, description: str, size: tuple[float, float], plot
 
 
 def _detach(root: ElementTree.Element, key: str) -> None:
-    """Prefix every identifier and every reference to one; drop the metadata, which contains web addresses."""
+    """Prefix every identifier and every reference to one; drop the metadata, which contains web
+    addresses."""
     # The file must load nothing and name no address.
     for metadata in root.findall(f"{{{SVG}}}metadata"):
         root.remove(metadata)
@@ -173,7 +179,9 @@ def _describe(root: ElementTree.Element, key: str, title: str, description: str)
     for name in ("width", "height"):
         del root.attrib[name]
     for place, (tag, text) in enumerate((("title", title), ("desc", description))):
-        part = ElementTree.Element(f"{{{SVG}}}{tag}", {"id": f"{key}-{'title' if tag == 'title' else 'description'}"})
+        part = ElementTree.Element(
+            f"{{{SVG}}}{tag}", {"id": f"{key}-{'title' if tag == 'title' else 'description'}"}
+        )
         part.text = text
         # First children, where screen readers look for the title.
         root.insert(place, part)
@@ -202,8 +210,9 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
         "forest": draw(
             "forest",
             "Plain and controlled estimates",
-            "For each quantity the plain mean and the controlled mean, with intervals of two standard errors, measured"
-            f" from the controlled mean in posterior standard deviations.{_widest(head)}{part_of}",
+            "For each quantity the plain mean and the controlled mean, with intervals of two "
+            "standard errors, measured from the controlled mean in posterior standard "
+            f"deviations.{_widest(head)}{part_of}",
             size,
             lambda axes: plot_controlled_forest(head, axes),
         ),
@@ -218,8 +227,9 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
         "scores": draw(
             "scores",
             "Tests of the scores",
-            f"The absolute z of each test of Stein's identity for each parameter; up to"
-            f" {significant(part.check.threshold, 3)} passes. Verdict: {part.check.verdict}.{part_of_scores}",
+            "The absolute z of each test of Stein's identity for each parameter; up to "
+            f"{significant(part.check.threshold, 3)} passes. Verdict: "
+            f"{part.check.verdict}.{part_of_scores}",
             (WIDTH, rows_height(min(d, MOST_ROWS))),
             lambda axes: plot_score_check(part.check, part.parameters, axes, rows=MOST_ROWS),
         ),
@@ -229,8 +239,9 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
         drawings["autocorrelation"] = draw(
             "autocorrelation",
             "Autocorrelation of integrands and residuals",
-            "Autocorrelation against lag, averaged over chains: dashed for the integrands, solid for what the control"
-            f" variate leaves of them; thick lines are medians over the quantities.{part_of}",
+            "Autocorrelation against lag, averaged over chains: dashed for the integrands, "
+            "solid for what the control variate leaves of them; thick lines are medians over "
+            f"the quantities.{part_of}",
             (WIDTH, 3.2),
             lambda axes: plot_residual_autocorrelation(head, values, axes),
         )
@@ -238,30 +249,36 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
 
 
 def evidence_drawings(evidence: Evidence) -> list[Drawing]:
-    """Return the path of thermodynamic integration and its barrier; of a trace, the overlap with the fitted density."""
+    """Return the path of thermodynamic integration and its barrier; of a trace, the overlap with
+    the fitted density."""
 
     def figure(name: str, title: str, text: str, show: str = "mean") -> Drawing:
         size = (WIDTH, 3.6)
-        return draw(name, title, text, size, lambda axes: plot_evidence_path(evidence, axes, show=show))
+        return draw(
+            name, title, text, size, lambda axes: plot_evidence_path(evidence, axes, show=show)
+        )
 
     if isinstance(evidence.diagnostics, BridgeOverlap):
         text = (
-            "Log posterior density minus that of the density fitted to the other half of the draws, shifted by the log"
-            " evidence: at the draws, and at draws of the fitted density. The bridge needs that they overlap."
+            "Log posterior density minus that of the density fitted to the other half of the "
+            "draws, shifted by the log evidence: at the draws, and at draws of the fitted "
+            "density. The bridge needs that they overlap."
         )
         return [figure("overlap", "Overlap of posterior and fitted density", text)]
     drawings = []
     if len(evidence.temperatures):
         text = (
-            f"The mean log likelihood against the inverse temperature at {len(evidence.temperatures)} rungs, plain and"
-            f" controlled, with two standard errors. Its integral is the log evidence,"
-            f" {digits_of(evidence.value, evidence.error)}."
+            "The mean log likelihood against the inverse temperature at "
+            f"{len(evidence.temperatures)} rungs, plain and controlled, with two standard "
+            "errors. Its integral is the log evidence, "
+            f"{digits_of(evidence.value, evidence.error)}."
         )
         drawings.append(figure("path", "Path of the mean log likelihood", text))
     if isinstance(evidence.diagnostics, PathDiagnostics):
         text = (
-            "The share of the communication barrier up to each temperature; the best rungs are equally far apart in"
-            " height. And the share of the Monte Carlo variance that is due to the draws of each rung."
+            "The share of the communication barrier up to each temperature; the best rungs "
+            "are equally far apart in height. And the share of the Monte Carlo variance that "
+            "is due to the draws of each rung."
         )
         drawings.append(figure("barrier", "Barrier and source of the error", text, show="barrier"))
     return drawings
@@ -275,7 +292,8 @@ def joint_drawing(joint: JointEstimate) -> Drawing:
     return draw(
         "tasks",
         "Learnt correlation of the tasks",
-        f"Matrix of the correlations between {len(joint.task_labels)} tasks that the joint fit learnt.{spread}",
+        f"Matrix of the correlations between {len(joint.task_labels)} tasks that the joint "
+        f"fit learnt.{spread}",
         matrix_size(len(joint.task_labels)),
         lambda axes: plot_task_correlation(joint, axes),
     )
@@ -294,7 +312,8 @@ TEMPLATE, SCRIPT = "report.html.j2", "report.js"
 
 
 def render(contents: Contents) -> str:
-    """Return the HTML of a report; every text is escaped. Its script is there only where rows are folded."""
+    """Return the HTML of a report; every text is escaped. Its script is there only where rows are
+    folded."""
     require("report", "jinja2", "matplotlib")
     import jinja2
     from markupsafe import Markup
@@ -344,8 +363,12 @@ def render(contents: Contents) -> str:
             "quantities": estimates,
             "quantiles": quantiles,
             "intervals": intervals,
-            "convergence": groups_of(convergence_rows(posterior.estimate.names, posterior.values), convergence_note),
-            "drawings": posterior_drawings(posterior, [row["name"] for group in estimates for row in group.rows]),
+            "convergence": groups_of(
+                convergence_rows(posterior.estimate.names, posterior.values), convergence_note
+            ),
+            "drawings": posterior_drawings(
+                posterior, [row["name"] for group in estimates for row in group.rows]
+            ),
         }
     if evidence is not None:
         facts |= {
@@ -357,8 +380,15 @@ def render(contents: Contents) -> str:
     if joint is not None:
         tasks = groups_of(joint_rows(joint), estimates_note)
         groups += tasks
-        facts |= {"tasks": tasks, "matrix": joint_drawing(joint) if len(joint.task_labels) else None}
-    script = folder.joinpath(SCRIPT).read_text(encoding="utf-8") if any(group.label for group in groups) else ""
+        facts |= {
+            "tasks": tasks,
+            "matrix": joint_drawing(joint) if len(joint.task_labels) else None,
+        }
+    script = (
+        folder.joinpath(SCRIPT).read_text(encoding="utf-8")
+        if any(group.label for group in groups)
+        else ""
+    )
     # The content security policy allows the script of this hash alone: names from a trace cannot
     # run, even unescaped.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
@@ -378,19 +408,24 @@ def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> 
     if place.suffix.lower() not in (".html", ".htm"):
         raise InputError("report", "an output ending in .html", str(place), "Rename it.")
     if place.is_dir():
-        raise FileExistsError(fault("report", "an output file", f"the folder {place}", "Pick another name."))
+        raise FileExistsError(
+            fault("report", "an output file", f"the folder {place}", "Pick another name.")
+        )
     # The others may come later, when the first process has written it.
     if os.path.lexists(place) and not overwrite and is_first_process():
         cure = "Pick another name, or allow it to be replaced with --force (overwrite=True)."
         raise FileExistsError(fault("report", "a new output file", f"{place}, which exists", cure))
     if not place.parent.is_dir():
-        raise FileNotFoundError(fault("report", "an existing folder", str(place.parent), "Create it first."))
+        raise FileNotFoundError(
+            fault("report", "an existing folder", str(place.parent), "Create it first.")
+        )
     check_writable("report", place.parent)
     return place
 
 
 def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
-    """Write a rendered report under a temporary name beside `path` and rename it, so no half report is left.
+    """Write a rendered report under a temporary name beside `path` and rename it, so no half report
+    is left.
 
     Of several processes of ``jax.distributed`` the first writes it and the others go on.
     """
@@ -398,14 +433,22 @@ def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
         return path
     target = path.resolve()  # a link stays one
     with written_beside(target) as temporary:
-        temporary.write_text(text, encoding="utf-8", errors="replace")  # a path may hold bytes that are no text
+        # a path may hold bytes that are no text
+        temporary.write_text(text, encoding="utf-8", errors="replace")
         # Once more: someone may have written there during the work.
         check_destination(path, overwrite)
         temporary.replace(target)
     return path
 
 
-RECORDED = ("model_file", "inference_library", "inference_library_version", "num_warmup", "sampling_time", "created_at")
+RECORDED = (
+    "model_file",
+    "inference_library",
+    "inference_library_version",
+    "num_warmup",
+    "sampling_time",
+    "created_at",
+)
 """Attributes of a tree, written by samplers, that a report shows."""
 
 
@@ -431,22 +474,25 @@ def html_report(
 ) -> str:
     """Return one self-contained HTML file about a trace, and write it where a `path` is given.
 
-    The table of plain and controlled estimates, a forest of both, gains, autocorrelation of the residuals, the score
-    gate, R-hat and effective sample sizes, the path of the evidence, the learnt correlation of tasks, versions and
-    seed. The file loads nothing, and every name is escaped. Above thirty quantities the elements of large variables are
-    folded, and a script inside the file, the only one that its content security policy allows, searches and sorts them;
-    without scripts every row can still be unfolded.
+    The table of plain and controlled estimates, a forest of both, gains, autocorrelation of the
+    residuals, the score gate, R-hat and effective sample sizes, the path of the evidence, the
+    learnt correlation of tasks, versions and seed. The file loads nothing, and every name is
+    escaped. Above thirty quantities the elements of large variables are folded, and a script inside
+    the file, the only one that its content security policy allows, searches and sorts them; without
+    scripts every row can still be unfolded.
 
     Parameters
     ----------
-    tree : a trace with scores; a ladder, whose last rung is the posterior and whose evidence is estimated unless it is
-        stored in the tree; a tree of a stored evidence alone; or None for `evidence` or `joint` alone.
+    tree : a trace with scores; a ladder, whose last rung is the posterior and whose evidence is
+        estimated unless it is stored in the tree; a tree of a stored evidence alone; or None for
+        `evidence` or `joint` alone.
     path : a new file ending in .html, checked before the work; `overwrite` allows it to exist.
     integrands, method, allow_bad_scores, standardize, folds, fallback : as in `expectation`.
     quantiles : probabilities whose quantiles of every integrand are wanted too; see `quantile`.
     ci_prob, ci_kind : bounds of the interval of every integrand, as in `summary`; none by default.
     evidence : from `log_evidence`. joint : from `joint_expectation`.
-    title : heading. asked : more lines about the request, from label to text. command : how the report was made.
+    title : heading. asked : more lines about the request, from label to text. command : how the
+        report was made.
 
     Returns
     -------
@@ -455,7 +501,8 @@ def html_report(
     Raises
     ------
     ImportError : jinja2 or matplotlib, the extra `report`, are not installed.
-    FileExistsError, FileNotFoundError, PermissionError, ValueError : `path` cannot be written; see `check_destination`.
+    FileExistsError, FileNotFoundError, PermissionError, ValueError : `path` cannot be written; see
+    `check_destination`.
     ScoreError, ValueError, TypeError : as in `expectation`.
     """
     where = "html_report"
@@ -463,7 +510,9 @@ def html_report(
     check_count("folds", "folds", folds, "Leave it out for eight.", least=2, optional=True)
     resolve_method(method)
     check_kind(where, "evidence", evidence, (Evidence, None), "Pass what log_evidence returned.")
-    check_kind(where, "joint", joint, (JointEstimate, None), "Pass what joint_expectation returned.")
+    check_kind(
+        where, "joint", joint, (JointEstimate, None), "Pass what joint_expectation returned."
+    )
     check_kind(where, "title", title, str, "It is the heading.")
     check_kind(where, "command", command, (str, None), "It is a line of text.")
     check_kind(where, "asked", asked, (Mapping, None), "Pass {label: text}.")
@@ -472,7 +521,11 @@ def html_report(
     as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
     # Before the reduction, which may take minutes.
     place = None if path is None else check_destination(path, overwrite)
-    subject = None if tree is None or is_evidence_alone(tree) else read_subject(tree, evidence, allow_bad_scores)
+    subject = (
+        None
+        if tree is None or is_evidence_alone(tree)
+        else read_subject(tree, evidence, allow_bad_scores)
+    )
     if subject is not None:
         evidence = subject.evidence
     elif tree is not None and evidence is None:
@@ -499,7 +552,8 @@ def html_report(
 class Subject(NamedTuple):
     """What a report is about: the trace of one target, its variables, and an evidence or None.
 
-    note : description of the trace where it is not the tree that was given. convergence : of all rungs of a ladder.
+    note : description of the trace where it is not the tree that was given. convergence : of all
+        rungs of a ladder.
     """
 
     tree: "xarray.DataTree"
@@ -509,8 +563,11 @@ class Subject(NamedTuple):
     convergence: Convergence | None = None
 
 
-def read_subject(tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_scores: bool) -> Subject:
-    """Return a trace as it is, and a ladder as its last rung, with the evidence that is given or stored in the tree.
+def read_subject(
+    tree: "xarray.DataTree", evidence: Evidence | None, allow_bad_scores: bool
+) -> Subject:
+    """Return a trace as it is, and a ladder as its last rung, with the evidence that is given or
+    stored in the tree.
 
     That of a ladder is estimated where there is none.
     """
@@ -541,9 +598,12 @@ def gather(
     levels: Float[np.ndarray, " a"] | None = None,
     interval: tuple[float, str] | None = None,
 ) -> Contents:
-    """Compute what a report shows; arguments as in `html_report`, with `levels` and `interval` checked."""
+    """Compute what a report shows; arguments as in `html_report`, with `levels` and `interval`
+    checked."""
     if subject is None and evidence is None and joint is None:
-        raise InputError("html_report", "a trace, an evidence or a joint estimate", "none", "Pass one.")
+        raise InputError(
+            "html_report", "a trace, an evidence or a joint estimate", "none", "Pass one."
+        )
     lines = dict(asked or {})
     notices: list[str] = []
     posterior = None
@@ -560,14 +620,19 @@ def gather(
         trace, check = question.every, question.check
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
-            "Draws": f"{number_of_draws(*answers.size)}, {len(trace.names)} unconstrained parameters",
+            "Draws": f"{number_of_draws(*answers.size)}, {len(trace.names)} unconstrained "
+            "parameters",
             "Expectations": listing(question.sample.names),
         }
         convergence = question.convergence
         # Divergences of all rungs: those of the last alone say nothing about the path.
         if (whole := subject.convergence) is not None:
-            convergence = convergence._replace(divergences=whole.divergences, transitions=whole.transitions)
-        notices += [text for text in (convergence.complaint, convergence.note, check.message) if text]
+            convergence = convergence._replace(
+                divergences=whole.divergences, transitions=whole.transitions
+            )
+        notices += [
+            text for text in (convergence.complaint, convergence.note, check.message) if text
+        ]
         posterior = PosteriorPart(
             estimate,
             question.sample.values,
@@ -581,10 +646,16 @@ def gather(
     if evidence is not None:
         if "score_gate" in evidence.info:
             notices.append(f"Evidence: {evidence.info['score_gate']}")
-        notices += [f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))]
+        notices += [
+            f"Evidence: {text}" for text in (*evidence.complaints, *disagreements(evidence))
+        ]
     if joint is not None:
         lines["Related tasks"] = ", ".join(joint)
-    found = None if evidence is None else EvidencePart(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
+    found = (
+        None
+        if evidence is None
+        else EvidencePart(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
+    )
     return Contents(
         title=title,
         notices=tuple(notices),

@@ -1,4 +1,5 @@
-"""The figures: plain against controlled, densities, autocorrelation, scores, path of the evidence, task covariance."""
+"""The figures: plain against controlled, densities, autocorrelation, scores, path of the evidence,
+task covariance."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
@@ -37,7 +38,14 @@ from mcmcpost.app.canvas import (
 )
 from mcmcpost.app.contents import variable_of
 from mcmcpost.control import Distribution, Estimate
-from mcmcpost.core.arguments import as_float64, as_labels, as_names, check_count, check_flags, check_kind
+from mcmcpost.core.arguments import (
+    as_float64,
+    as_labels,
+    as_names,
+    check_count,
+    check_flags,
+    check_kind,
+)
 from mcmcpost.core.errors import REPRODUCED, InputError, Status
 from mcmcpost.core.runtime import did_you_mean, digits_of, significant
 from mcmcpost.distributions import distribution, resolve_interval
@@ -53,32 +61,47 @@ ROOM = 1.4
 
 
 def plot_controlled_forest(
-    estimate: Estimate, ax: Any = None, *, intervals: Estimate | None = None, backend: str | None = None
+    estimate: Estimate,
+    ax: Any = None,
+    *,
+    intervals: Estimate | None = None,
+    backend: str | None = None,
 ) -> Any:
     """Plot plain and controlled means with ± two standard errors, one row per quantity.
 
-    Values are differences from the controlled mean in posterior standard deviations, so that quantities of different
-    units share an axis.
+    Values are differences from the controlled mean in posterior standard deviations, so that
+    quantities of different units share an axis.
 
     Parameters
     ----------
     estimate : from `expectation`; a quantity that is not finite has an empty row.
-    intervals : from `Distribution.interval`, of the same quantities: intervals of the posterior, whose bounds have
-        errors too, are drawn as lines.
-    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    intervals : from `Distribution.interval`, of the same quantities: intervals of the posterior,
+        whose bounds have errors too, are drawn as lines.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by
+        default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list
+    of calls.
     """
     where = "plot_controlled_forest"
     check_kind(where, "estimate", estimate, Estimate, "Pass what expectation returned.")
-    check_kind(where, "intervals", intervals, (Estimate, None), "Pass distribution(trace).interval(0.89).")
-    if intervals is not None and [name.rpartition(" [")[0] for name in intervals.names[::2]] != list(estimate.names):
+    check_kind(
+        where, "intervals", intervals, (Estimate, None), "Pass distribution(trace).interval(0.89)."
+    )
+    if intervals is not None and [
+        name.rpartition(" [")[0] for name in intervals.names[::2]
+    ] != list(estimate.names):
         cure = "Pass distribution(trace).interval(0.89) of the same integrands."
-        raise InputError(where, "`intervals` of the quantities of the estimate", ", ".join(intervals.names[:4]), cure)
+        raise InputError(
+            where,
+            "`intervals` of the quantities of the estimate",
+            ", ".join(intervals.names[:4]),
+            cure,
+        )
     canvas = canvas_for(where, ax, backend, (7.0, rows_height(len(estimate.names))))
     # A constant has no standard deviation, and lies at zero.
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
@@ -97,7 +120,13 @@ def plot_controlled_forest(
             f"{name}: {digits_of(m, e)} ± {significant(e, 2)}"
             for name, m, e in zip(intervals.names, intervals.mean, intervals.mcse, strict=True)
         ]
-        canvas.points(ends.ravel(), np.repeat(rows, 2), Series(title, THIRD, DIAMOND), hover, x_error=errors.ravel())
+        canvas.points(
+            ends.ravel(),
+            np.repeat(rows, 2),
+            Series(title, THIRD, DIAMOND),
+            hover,
+            x_error=errors.ravel(),
+        )
         edges = np.concatenate([(ends - errors).ravel(), (ends + errors).ravel()])
         reach += edges[np.isfinite(edges)].tolist()
     # Side by side: where the gain is small the two intervals would hide each other.
@@ -117,27 +146,32 @@ def plot_controlled_forest(
     # With constants alone the axis has no length.
     room = 0.05 * (max(reach) - min(reach)) or 1.0
     limits = (min(reach) - room, max(reach) + room)
-    canvas.x_axis("difference from controlled mean (sd), ± 2 mcse", ticks=even_ticks(*limits), limits=limits)
+    canvas.x_axis(
+        "difference from controlled mean (sd), ± 2 mcse", ticks=even_ticks(*limits), limits=limits
+    )
     canvas.legend()
     return canvas.target
 
 
 def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None) -> Any:
-    """Plot the gain (mcse/mcse_cv)², the factor of draws saved, one bar per quantity on a logarithmic axis.
+    """Plot the gain (mcse/mcse_cv)², the factor of draws saved, one bar per quantity on a
+    logarithmic axis.
 
-    The axis is log₁₀ of the gain, with ticks labelled by the gain. An exact quantity has no finite gain: its bar is
-    open and ends at ten times the largest other gain.
+    The axis is log₁₀ of the gain, with ticks labelled by the gain. An exact quantity has no finite
+    gain: its bar is open and ends at ten times the largest other gain.
 
     Parameters
     ----------
     estimate : from `expectation`.
-    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by
+        default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list
+    of calls.
     """
     check_kind("plot_gain", "estimate", estimate, Estimate, "Pass what expectation returned.")
     canvas = canvas_for("plot_gain", ax, backend, (7.0, rows_height(len(estimate.names))))
@@ -149,7 +183,9 @@ def plot_gain(estimate: Estimate, ax: Any = None, *, backend: str | None = None)
     lengths = np.where(known, np.log10(estimate.gain, where=known, out=np.zeros(len(exact))), 0.0)
     lengths[exact] = 1.0 + max(lengths.max(initial=0.0), 0.0)
     for shown, filled in ((known, True), (exact, False)):
-        canvas.bars(np.flatnonzero(shown).tolist(), lengths[shown].tolist(), CONTROLLED, filled=filled)
+        canvas.bars(
+            np.flatnonzero(shown).tolist(), lengths[shown].tolist(), CONTROLLED, filled=filled
+        )
     canvas.vertical_line(0.0, PLAIN)
     # Bars of a gain below one point to the left: the axis begins where they end.
     limits = min(0.0, lengths.min(initial=0.0)) - 0.05, ROOM * max(1.0, lengths.max(initial=0.0))
@@ -183,24 +219,27 @@ def plot_distribution(
     kde: bool = False,
     backend: str | None = None,
 ) -> list[Any]:
-    """Plot the controlled density of each quantity and an interval, both with ± two standard errors.
+    """Plot the controlled density of each quantity and an interval, both with ± two standard
+    errors.
 
     Parameters
     ----------
-    source : from `distribution`; or a trace with scores, of which it is made with the default method.
-    var_names : quantities, or variables with all of their elements; all by default, of which there may be
-        ``arviz_base.rcParams["plot.max_subplots"]``.
-    ax : targets to draw on, as in `plot_gain`: one for each quantity, in a list if there are several; new ones by
-        default.
-    ci_prob, ci_kind : of the interval, ``"eti"`` with equal tails or ``"hdi"``, the shortest; by default those of
-        ``arviz_base.rcParams``.
+    source : from `distribution`; or a trace with scores, of which it is made with the default
+        method.
+    var_names : quantities, or variables with all of their elements; all by default, of which there
+        may be ``arviz_base.rcParams["plot.max_subplots"]``.
+    ax : targets to draw on, as in `plot_gain`: one for each quantity, in a list if there are
+        several; new ones by default.
+    ci_prob, ci_kind : of the interval, ``"eti"`` with equal tails or ``"hdi"``, the shortest; by
+        default those of ``arviz_base.rcParams``.
     kde : also draw ArviZ's kernel estimate from the draws, or where they have weights SciPy's.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    list : the targets, one for each quantity. Figures of bokeh are shown together by ``bokeh.layouts.gridplot``.
+    list : the targets, one for each quantity. Figures of bokeh are shown together by
+        ``bokeh.layouts.gridplot``.
 
     Raises
     ------
@@ -220,7 +259,11 @@ def plot_distribution(
     interval = resolve_interval(where, prob, ci_kind)
     assert interval is not None  # a probability was given
     # Of a trace only what is drawn is estimated.
-    dist = source if isinstance(source, Distribution) else distribution(source, None if names is None else list(names))
+    dist = (
+        source
+        if isinstance(source, Distribution)
+        else distribution(source, None if names is None else list(names))
+    )
     if names is not None and isinstance(source, Distribution):
         dist = _of_names(where, dist, names)
     most = rcParams["plot.max_subplots"]
@@ -234,10 +277,12 @@ def plot_distribution(
     points = np.stack([np.linspace(*_reach(*draws), NUM_POINTS) for draws in drawn])
     curve, bounds = dist.pdf(points), dist.interval(*interval)
     ends, errors = bounds.mean.reshape(-1, 2), bounds.mcse.reshape(-1, 2)
-    known = np.isfinite(curve.mean).any(axis=1)  # neither a constant nor one with values that are not finite
+    # neither a constant nor one with values that are not finite
+    known = np.isfinite(curve.mean).any(axis=1)
     labels = ("density", f"{100 * interval[0]:g} % {interval[1].upper()}", "KDE of the draws")
     for k, (canvas, name) in enumerate(zip(canvases, dist.names, strict=True)):
-        # One legend, in the first plot: backends that have one for the whole figure would repeat its entries.
+        # One legend, in the first plot: backends that have one for the whole figure would repeat
+        # its entries.
         first = k == np.argmax(known)
         density, within, kernel = labels if first else (None, None, None)
         mean, error = curve.mean[k], 2 * curve.mcse[k]
@@ -256,7 +301,9 @@ def plot_distribution(
         ]
         canvas.points(ends[k], below, Series(within, THIRD, CIRCLE), hover, x_error=2 * errors[k])
         if kde:
-            canvas.line(points[k], _kernel_estimate(*drawn[k], points[k]), PLAIN, label=kernel, style=DASHED)
+            canvas.line(
+                points[k], _kernel_estimate(*drawn[k], points[k]), PLAIN, label=kernel, style=DASHED
+            )
         canvas.name_x_axis(name, even_ticks(points[k, 0], points[k, -1]))
         canvas.y_axis("density, ± 2 mcse" if first else "")
         if first:
@@ -265,27 +312,38 @@ def plot_distribution(
 
 
 def _of_names(where: str, dist: Distribution, names: Sequence[str]) -> Distribution:
-    """Return the distributions of quantities, or of all elements of variables, in the order of the names."""
+    """Return the distributions of quantities, or of all elements of variables, in the order of the
+    names."""
     known = [*dist.names, *dict.fromkeys(map(variable_of, dist.names))]
     for name in names:
         if name not in known:
-            cure = f"{did_you_mean(name, known)}There are {', '.join(dict.fromkeys(map(variable_of, dist.names)))}."
+            cure = (
+                f"{did_you_mean(name, known)}There are "
+                f"{', '.join(dict.fromkeys(map(variable_of, dist.names)))}."
+            )
             raise InputError(where, "`var_names` of the distribution", name, cure)
-    chosen = [j for name in names for j, own in enumerate(dist.names) if name in (own, variable_of(own))]
+    chosen = [
+        j for name in names for j, own in enumerate(dist.names) if name in (own, variable_of(own))
+    ]
     places = list(dict.fromkeys(chosen))
     kept, place = np.unique(dist.place[places], return_inverse=True)
-    # Quantiles are found of all quantities of the sample at once: only those that are drawn stay in it.
+    # Quantiles are found of all quantities of the sample at once: only those that are drawn stay in
+    # it.
     return dist.select(kept)._replace(names=tuple(dist.names[j] for j in places), place=place)
 
 
-def _finite_draws(dist: Distribution, j: int) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"] | None]:
+def _finite_draws(
+    dist: Distribution, j: int
+) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, " m"] | None]:
     """Return the finite draws of a quantity and their weights, None without weights."""
     values, weights = dist.sample.values[..., j].reshape(-1), dist.sample.trace.weights
     finite = np.isfinite(values)
     return values[finite], None if weights is None else weights.values.reshape(-1)[finite]
 
 
-def _reach(values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | None) -> tuple[float, float]:
+def _reach(
+    values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | None
+) -> tuple[float, float]:
     if not len(values):
         return 0.0, 1.0
     # NumPy's inverse is the only one of its quantiles that knows weights.
@@ -296,7 +354,9 @@ def _reach(values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | N
 
 
 def _kernel_estimate(
-    values: Float[np.ndarray, " m"], weights: Float[np.ndarray, " m"] | None, at: Float[np.ndarray, " t"]
+    values: Float[np.ndarray, " m"],
+    weights: Float[np.ndarray, " m"] | None,
+    at: Float[np.ndarray, " t"],
 ) -> Float[np.ndarray, " t"]:
     if weights is not None:
         return gaussian_kde(values, weights=weights)(at)
@@ -313,7 +373,8 @@ MAX_LAG = 40
 def autocorrelations(
     series: Float[np.ndarray, "c n p"], columns: Sequence[int], max_lag: int = MAX_LAG
 ) -> Float[np.ndarray, "k q"]:
-    """Return the autocorrelation of q columns at lags 0, 1, …, averaged over chains; NaN for a constant series."""
+    """Return the autocorrelation of q columns at lags 0, 1, …, averaged over chains; NaN for a
+    constant series."""
     from arviz_stats.base import array_stats
 
     lags = min(max_lag + 1, series.shape[1])
@@ -330,32 +391,48 @@ def plot_residual_autocorrelation(
     max_lag: int = MAX_LAG,
     backend: str | None = None,
 ) -> Any:
-    """Plot the autocorrelation of the integrands f and of the cross-fitted residuals f − g: thin lines, thick median.
+    """Plot the autocorrelation of the integrands f and of the cross-fitted residuals f − g: thin
+    lines, thick median.
 
-    The mcse depends on the autocorrelation of the residuals: a gain is smaller where they are more autocorrelated.
+    The mcse depends on the autocorrelation of the residuals: a gain is smaller where they are more
+    autocorrelated.
 
     Parameters
     ----------
     estimate : of p quantities. Those whose residual is at rounding, or not finite, are left out.
     values : (c, n, p) the integrands at the draws.
-    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by
+        default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
     max_lag : last lag.
 
     Returns
     -------
-    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list
+    of calls.
     """
     where = "plot_residual_autocorrelation"
     check_kind(where, "estimate", estimate, Estimate, "Pass what expectation returned.")
     check_count(where, "max_lag", max_lag, f"Use {MAX_LAG}.")
-    values, shape = as_float64(where, "values", values, "chain, draw, p", copy=False), estimate.residuals.shape
+    values, shape = (
+        as_float64(where, "values", values, "chain, draw, p", copy=False),
+        estimate.residuals.shape,
+    )
     if values.shape != shape:
-        raise InputError(where, f"`values` of shape {shape}", values.shape, "Pass the integrands of the estimate.")
+        raise InputError(
+            where,
+            f"`values` of shape {shape}",
+            values.shape,
+            "Pass the integrands of the estimate.",
+        )
     canvas = canvas_for("plot_residual_autocorrelation", ax, backend, (7.0, 3.2))
     # A residual at rounding has the autocorrelation of rounding.
-    shown = [j for j, status in enumerate(estimate.status) if status not in (*REPRODUCED, Status.UNDEFINED)]
+    shown = [
+        j
+        for j, status in enumerate(estimate.status)
+        if status not in (*REPRODUCED, Status.UNDEFINED)
+    ]
     canvas.horizontal_line(0.0, FAINT)
     lags = np.arange(min(max_lag + 1, values.shape[1]), dtype=float)
     for series, color, style, label in (
@@ -391,23 +468,27 @@ def plot_score_check(
     rows: int | None = None,
     backend: str | None = None,
 ) -> Any:
-    """Plot the tests of Stein's identity, one row per unconstrained parameter, against the threshold that passes.
+    """Plot the tests of Stein's identity, one row per unconstrained parameter, against the
+    threshold that passes.
 
-    z of E[s_j] = 0, z of E[(x_j − x̄_j) s_j] = −1, and the largest |z| of E[(x_i − x̄_i) s_j] = 0 over i ≠ j.
-    Where one is far above the threshold the axis is asinh(|z|/threshold), with ticks labelled by |z|.
+    z of E[s_j] = 0, z of E[(x_j − x̄_j) s_j] = −1, and the largest |z| of E[(x_i − x̄_i) s_j] = 0
+    over i ≠ j. Where one is far above the threshold the axis is asinh(|z|/threshold), with ticks
+    labelled by |z|.
 
     Parameters
     ----------
     check : from `check_tree`.
     names : d labels; ``x[j]`` by default.
-    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by
+        default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
     rows : number of parameters that are drawn, the first ones; all by default.
 
     Returns
     -------
-    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list
+    of calls.
     """
     check_kind("plot_score_check", "check", check, ScoreCheck, "Pass what check_tree returned.")
     d = len(check.z_mean)
@@ -423,20 +504,30 @@ def plot_score_check(
     tests = (
         (np.abs(check.z_mean), Series("mean of the score", CONTROLLED, CIRCLE)),
         (np.diagonal(product), Series("draw × own score", THIRD, DIAMOND)),
-        (np.where(np.isfinite(off) | (off > 0), off, np.nan), Series("draw × other scores", PLAIN, TRIANGLE)),
+        (
+            np.where(np.isfinite(off) | (off > 0), off, np.nan),
+            Series("draw × other scores", PLAIN, TRIANGLE),
+        ),
     )
     # Scores of the wrong sign have |z| of thousands, beside which the threshold would be on the
     # axis itself.
     largest = min(FAR, max(np.nanmax(z[:shown], initial=check.threshold) for z, _ in tests))
     far = largest > 3 * check.threshold
     for z, series in tests:
-        hover = [f"{name}: |z| = {significant(value, 3)}" for name, value in zip(labels, z[:shown], strict=True)]
+        hover = [
+            f"{name}: |z| = {significant(value, 3)}"
+            for name, value in zip(labels, z[:shown], strict=True)
+        ]
         near = np.minimum(z, FAR)[:shown]
-        canvas.points(asinh_scaled(near, check.threshold) if far else near, np.arange(shown), series, hover)
+        canvas.points(
+            asinh_scaled(near, check.threshold) if far else near, np.arange(shown), series, hover
+        )
     # On the scale of the axis, which is asinh where something is far.
     ends = np.array([check.threshold, largest])
     limit, most = (asinh_scaled(ends, check.threshold) if far else ends).tolist()
-    canvas.line([limit, limit], [-0.6, shown - 0.4], INK, label="largest |z| that passes", style=DASHED)
+    canvas.line(
+        [limit, limit], [-0.6, shown - 0.4], INK, label="largest |z| that passes", style=DASHED
+    )
     canvas.rows(labels)
     ticks = asinh_ticks(check.threshold, largest) if far else None
     canvas.x_axis("|z|", ticks=ticks, limits=(0.0, 1.04 * most))
@@ -447,42 +538,59 @@ def plot_score_check(
 SHOWN = ("mean", "barrier")
 
 
-def plot_evidence_path(evidence: Evidence, ax: Any = None, *, show: str = "mean", backend: str | None = None) -> Any:
-    """Plot the path that the log evidence is integrated along; of a posterior trace, its overlap with what was fitted.
+def plot_evidence_path(
+    evidence: Evidence, ax: Any = None, *, show: str = "mean", backend: str | None = None
+) -> Any:
+    """Plot the path that the log evidence is integrated along; of a posterior trace, its overlap
+    with what was fitted.
 
-    A ladder from the prior has the axis t^(1/5), on which its path is smooth, and one from a reference √t; the area
-    under the curve is not the log evidence. For a trace, histograms of log p − log q, p the posterior and q the density
-    fitted to the other half of its draws, at the draws of each half and at draws of q: a bridge needs that they
-    overlap.
+    A ladder from the prior has the axis t^(1/5), on which its path is smooth, and one from a
+    reference √t; the area under the curve is not the log evidence. For a trace, histograms of log p
+    − log q, p the posterior and q the density fitted to the other half of its draws, at the draws
+    of each half and at draws of q: a bridge needs that they overlap.
 
     Parameters
     ----------
     evidence : from `log_evidence` or `bridge_evidence`.
-    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
-    show : ``"mean"``, the mean log likelihood: rungs with ± two errors, and the pooled path; or ``"barrier"``, the
-        share of the barrier up to each temperature with the rungs on it, whose best places are equally far apart in
-        height, and the share of the variance of the value that is due to each rung.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by
+        default.
+    show : ``"mean"``, the mean log likelihood: rungs with ± two errors, and the pooled path; or
+        ``"barrier"``, the share of the barrier up to each temperature with the rungs on it, whose
+        best places are equally far apart in height, and the share of the variance of the value that
+        is due to each rung.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list
+    of calls.
 
     Raises
     ------
-    ValueError : the barrier is asked for of a trace, or of a ladder without two usable rungs; a trace had too few draws
-        for a fit.
+    ValueError : the barrier is asked for of a trace, or of a ladder without two usable rungs; a
+        trace had too few draws for a fit.
     """
     where = "plot_evidence_path"
-    check_kind(where, "evidence", evidence, Evidence, "Pass what log_evidence or bridge_evidence returned.")
+    check_kind(
+        where, "evidence", evidence, Evidence, "Pass what log_evidence or bridge_evidence returned."
+    )
     if not isinstance(show, str) or show not in SHOWN:
-        raise InputError(where, f"`show` to be one of {', '.join(SHOWN)}", repr(show), 'Use "mean".')
+        raise InputError(
+            where, f"`show` to be one of {', '.join(SHOWN)}", repr(show), 'Use "mean".'
+        )
     drawn = evidence.diagnostics
     if show == "barrier" and not isinstance(drawn, PathDiagnostics):
-        raise InputError(where, "a ladder with two usable rungs", "an evidence without a barrier", "Use log_evidence.")
+        raise InputError(
+            where,
+            "a ladder with two usable rungs",
+            "an evidence without a barrier",
+            "Use log_evidence.",
+        )
     if not len(evidence.temperatures) and not isinstance(drawn, BridgeOverlap):
-        raise InputError(where, "an evidence with a path or an overlap", evidence.status, "Draw more.")
+        raise InputError(
+            where, "an evidence with a path or an overlap", evidence.status, "Draw more."
+        )
     canvas = canvas_for(where, ax, backend, (7.0, 4.0))
     if isinstance(drawn, BridgeOverlap):
         _draw_overlap(canvas, drawn)
@@ -511,7 +619,12 @@ def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
     if evidence.rungs is not None:
         rungs, t = evidence.rungs, evidence.temperatures[evidence.used]
         for shift, mean, error, series in (
-            (-0.004, rungs.mean_plain, rungs.mean_error_plain, Series("rungs, plain", PLAIN, SQUARE)),
+            (
+                -0.004,
+                rungs.mean_plain,
+                rungs.mean_error_plain,
+                Series("rungs, plain", PLAIN, SQUARE),
+            ),
             (0.004, rungs.mean, rungs.mean_error, Series("rungs, controlled", CONTROLLED, CIRCLE)),
         ):
             hover = [
@@ -523,9 +636,14 @@ def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
     if evidence.pooled is not None:
         path = evidence.pooled.fit.mean[:, evidence.pooled.level]
         t = evidence.pooled.temperatures
-        hover = [f"t = {significant(temperature, 3)}: {m:.6g}" for temperature, m in zip(t, path, strict=True)]
+        hover = [
+            f"t = {significant(temperature, 3)}: {m:.6g}"
+            for temperature, m in zip(t, path, strict=True)
+        ]
         canvas.line(t**power, path, THIRD, label="pooled path", width=1.5, hover=hover)
-    canvas.y_axis("mean log likelihood" if evidence.info["reference"] == "prior" else "mean log p − log q")
+    canvas.y_axis(
+        "mean log likelihood" if evidence.info["reference"] == "prior" else "mean log p − log q"
+    )
     value = digits_of(evidence.value, evidence.error)
     canvas.title(f"log evidence {value} ± {evidence.error:.2g} ({evidence.method})")
     if evidence.rungs is not None or evidence.pooled is not None:
@@ -538,17 +656,25 @@ def _draw_barrier(canvas: Canvas, evidence: Evidence, found: PathDiagnostics) ->
     # Zero where both ends are one distribution.
     total = barrier.total or 1.0
     label = f"barrier up to t, of {significant(barrier.total, 2)}"
-    canvas.line(barrier.temperatures**power, barrier.cumulative / total, CONTROLLED, label=label, width=1.5)
+    canvas.line(
+        barrier.temperatures**power, barrier.cumulative / total, CONTROLLED, label=label, width=1.5
+    )
     overlap = np.full(len(t) - 1, np.nan) if evidence.pooled is None else evidence.pooled.overlap
     rates = zip(overlap, found.rejection, strict=True)
-    facts = [f", with the next: overlap {significant(o, 2)}, rejection {significant(r, 2)}" for o, r in rates]
+    facts = [
+        f", with the next: overlap {significant(o, 2)}, rejection {significant(r, 2)}"
+        for o, r in rates
+    ]
     height = np.interp(t, barrier.temperatures, barrier.cumulative) / total
     hover = [f"t = {significant(x, 3)}{fact}" for x, fact in zip(t, [*facts, ""], strict=True)]
     canvas.points(t**power, height, Series("rungs", CONTROLLED, CIRCLE), hover)
     hover = [
-        f"t = {significant(x, 3)}: {share:.0%} of the variance" for x, share in zip(t, found.error_share, strict=True)
+        f"t = {significant(x, 3)}: {share:.0%} of the variance"
+        for x, share in zip(t, found.error_share, strict=True)
     ]
-    canvas.points(t**power, found.error_share, Series("share of the variance", PLAIN, SQUARE), hover)
+    canvas.points(
+        t**power, found.error_share, Series("share of the variance", PLAIN, SQUARE), hover
+    )
     canvas.y_axis("share")
     canvas.legend()
 
@@ -571,9 +697,17 @@ def _draw_overlap(canvas: Canvas, found: BridgeOverlap) -> None:
         (found.at_proposals, PLAIN, "draws of the fitted density"),
     ):
         for half, (values, style) in enumerate(zip(sets, (SOLID, DASHED), strict=True)):
-            density = np.histogram(np.clip(values, low, high), edges)[0] / (len(values) * np.diff(edges))
+            density = np.histogram(np.clip(values, low, high), edges)[0] / (
+                len(values) * np.diff(edges)
+            )
             name = f"{label}, {('later', 'earlier')[half]} half"
-            canvas.line(np.repeat(edges, 2), np.pad(np.repeat(density, 2), 1), color, label=name, style=style)
+            canvas.line(
+                np.repeat(edges, 2),
+                np.pad(np.repeat(density, 2), 1),
+                color,
+                label=name,
+                style=style,
+            )
     canvas.x_axis("log posterior density − log fitted density")
     canvas.y_axis("density")
     canvas.legend()
@@ -584,32 +718,50 @@ MOST_WRITTEN = 12
 
 def task_names(joint: JointEstimate) -> list[str]:
     """Return the fitted tasks' names, with the integrand's where a task has several."""
-    return [task if len(joint[task].names) == 1 else f"{task}: {name}" for task, name in joint.task_labels]
+    return [
+        task if len(joint[task].names) == 1 else f"{task}: {name}"
+        for task, name in joint.task_labels
+    ]
 
 
-def plot_task_correlation(joint: JointEstimate, ax: Any = None, *, backend: str | None = None) -> Any:
-    """Plot the learnt task covariance B as a correlation matrix; values are written in up to twelve rows, and of more
-    than twenty rows every so many are named.
+def plot_task_correlation(
+    joint: JointEstimate, ax: Any = None, *, backend: str | None = None
+) -> Any:
+    """Plot the learnt task covariance B as a correlation matrix; values are written in up to twelve
+    rows, and of more than twenty rows every so many are named.
 
     Parameters
     ----------
     joint : from `joint_expectation`.
-    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by default.
+    ax : matplotlib axes, a bokeh figure or a PlotlyPlot of arviz-plots to draw on; a new one by
+        default.
     backend : "matplotlib", "bokeh", "plotly" or "none"; by default that of `ax`, or
         ``arviz_base.rcParams["plot.backend"]``.
 
     Returns
     -------
-    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list of calls.
+    The target: matplotlib Axes, a bokeh figure, a PlotlyPlot, whose `figure` is plotly's, or a list
+    of calls.
 
     Raises
     ------
     ValueError : no task was fitted.
     """
-    check_kind("plot_task_correlation", "joint", joint, JointEstimate, "Pass what joint_expectation returned.")
+    check_kind(
+        "plot_task_correlation",
+        "joint",
+        joint,
+        JointEstimate,
+        "Pass what joint_expectation returned.",
+    )
     names = task_names(joint)
     if not names:
-        raise InputError("plot_task_correlation", "a joint estimate with fitted tasks", "none", "See the statuses.")
+        raise InputError(
+            "plot_task_correlation",
+            "a joint estimate with fitted tasks",
+            "none",
+            "See the statuses.",
+        )
     canvas = canvas_for("plot_task_correlation", ax, backend, matrix_size(len(names)))
     correlation = joint.task_correlation
     canvas.matrix(correlation, "correlation")

@@ -1,4 +1,5 @@
-"""The quantities that are estimated: posterior variables, those of a model file, and expressions, as named scalars."""
+"""The quantities that are estimated: posterior variables, those of a model file, and expressions,
+as named scalars."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,7 +30,8 @@ BATCH = 512
 
 
 def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.DataTree":
-    """Return a new tree: `tree` with the model file's ``quantities`` at every draw in `generated_quantities`."""
+    """Return a new tree: `tree` with the model file's ``quantities`` at every draw in
+    `generated_quantities`."""
     import xarray
 
     if model_file.quantities is None:
@@ -40,7 +42,8 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
     _refuse_taken(f"Model file {model_file.path}", values, posterior.data_vars)
     dims = ("chain", "draw")
     variables = {
-        name: ((*dims, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array) for name, array in values.items()
+        name: ((*dims, *(f"{name}_dim_{i}" for i in range(array.ndim - 2))), array)
+        for name, array in values.items()
     }
     new = tree.copy()
     # Labels of chains and draws are the posterior's, with which xarray would otherwise align by
@@ -53,18 +56,26 @@ def with_quantities(tree: "xarray.DataTree", model_file: ModelFile) -> "xarray.D
 def _refuse_taken(where: str, quantities: Iterable[str], variables: Iterable[Any]) -> None:
     taken = sorted({*quantities} & {*variables})
     if taken:
-        raise InputError(where, "`quantities(draw)` to name what is no variable of the trace", taken, "Rename them.")
+        raise InputError(
+            where,
+            "`quantities(draw)` to name what is no variable of the trace",
+            taken,
+            "Rename them.",
+        )
 
 
 def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree":
-    """Return the tree that a run of the model will end in, with one draw of ones, from an abstract run.
+    """Return the tree that a run of the model will end in, with one draw of ones, from an abstract
+    run.
 
-    What is wrong with ``quantities``, or with what is asked of the tree, appears before the sampling.
+    What is wrong with ``quantities``, or with what is asked of the tree, appears before the
+    sampling.
 
     Raises
     ------
     ValueError
-        The name of a quantity is taken by a variable of the trace or cannot be saved; it is empty or not real.
+        The name of a quantity is taken by a variable of the trace or cannot be saved; it is empty
+        or not real.
     TypeError
         A quantity is no number.
     """
@@ -79,21 +90,33 @@ def example_tree(model_file: ModelFile, probed: ProbedModel) -> "xarray.DataTree
     with jax.enable_x64(True):
         # By shapes alone: a quantity that fails does so before hours of sampling, and costs nothing
         # here.
-        sites, values = jax.eval_shape(at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64))
+        sites, values = jax.eval_shape(
+            at_one, jax.ShapeDtypeStruct((len(probed.names),), np.float64)
+        )
     _refuse_taken(where, values, sites)
-    bad = [name for name, value in values.items() if value.dtype.kind not in "fiub" or not value.size]
+    bad = [
+        name for name, value in values.items() if value.dtype.kind not in "fiub" or not value.size
+    ]
     if bad:
         got = f"{values[bad[0]].dtype} of shape {values[bad[0]].shape} for {bad[0]}"
         raise InputError(where, "`quantities(draw)` to return real numbers", got, "Leave it out.")
     check_names(where, {name: value.shape for name, value in values.items()})
     groups = {"posterior": sites, GROUP: values} if values else {"posterior": sites}
     # Names and shapes are what is tried on it; values that any expression can take.
-    ones = {group: {name: np.ones((1, 1, *v.shape), v.dtype) for name, v in of.items()} for group, of in groups.items()}
-    return xarray.DataTree.from_dict({group: sample_dataset(variables) for group, variables in ones.items()})
+    ones = {
+        group: {name: np.ones((1, 1, *v.shape), v.dtype) for name, v in of.items()}
+        for group, of in groups.items()
+    }
+    return xarray.DataTree.from_dict(
+        {group: sample_dataset(variables) for group, variables in ones.items()}
+    )
 
 
-def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the file's ``quantities`` at every draw in float64, {name: (c, n)}; empty if the file has none.
+def evaluate_quantities(
+    model_file: ModelFile, posterior: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray]:
+    """Return the file's ``quantities`` at every draw in float64, {name: (c, n)}; empty if the file
+    has none.
 
     Parameters
     ----------
@@ -104,7 +127,9 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
         return {}
     lead = next(iter(posterior.values())).shape[:2]
     flat = {
-        name: values.reshape(-1, *values.shape[2:]).astype(np.float64 if values.dtype.kind == "f" else values.dtype)
+        name: values.reshape(-1, *values.shape[2:]).astype(
+            np.float64 if values.dtype.kind == "f" else values.dtype
+        )
         for name, values in posterior.items()
     }
 
@@ -122,7 +147,10 @@ def evaluate_quantities(model_file: ModelFile, posterior: Mapping[str, np.ndarra
         return jax.jit(lambda rows: jax.lax.map(at_one, rows, batch_size=BATCH))(draws)
 
     arrays = at_all(flat)
-    return {name: array.reshape(*lead, *array.shape[1:]) for name, array in zip(names, arrays, strict=True)}
+    return {
+        name: array.reshape(*lead, *array.shape[1:])
+        for name, array in zip(names, arrays, strict=True)
+    }
 
 
 class Asked(NamedTuple):
@@ -130,7 +158,8 @@ class Asked(NamedTuple):
 
     expressions : of its variables, by name.
     names : of variables, or what ArviZ's `filter_vars` finds them by; None for all.
-    filter_vars : None for whole names, ``"like"`` for parts of them, ``"regex"`` for regular expressions.
+    filter_vars : None for whole names, ``"like"`` for parts of them, ``"regex"`` for regular
+        expressions.
     """
 
     expressions: Mapping[str, str | Expression]
@@ -138,18 +167,22 @@ class Asked(NamedTuple):
     filter_vars: Literal["like", "regex"] | None = None
 
 
-def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked) -> dict[str, np.ndarray]:
-    """Return the scalars of the posterior, the stored quantities and the expressions that are asked, {name: (c, n)}.
+def named_scalars(
+    tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
+) -> dict[str, np.ndarray]:
+    """Return the scalars of the posterior, the stored quantities and the expressions that are
+    asked, {name: (c, n)}.
 
     Parameters
     ----------
-    variables : those of the posterior group of `tree`. Their scalars are views of the tree's own arrays.
+    variables : those of the posterior group of `tree`. Their scalars are views of the tree's own
+        arrays.
 
     Raises
     ------
     ValueError
-        Two of them have the same name, no variable has a name that is asked for, or an expression contains an unknown
-        variable.
+        Two of them have the same name, no variable has a name that is asked for, or an expression
+        contains an unknown variable.
     """
     # Read when they are named: an expression of two scalars must not read a trace of gigabytes.
     known = ValuesOnDemand(variables.usable | _stored(tree))
@@ -169,7 +202,8 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
 def where_they_are(
     tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
 ) -> list[str] | dict[str, np.ndarray]:
-    """Return the names of what is asked, which leave large variables in their chunks; see `named_scalars`.
+    """Return the names of what is asked, which leave large variables in their chunks; see
+    `named_scalars`.
 
     Expressions, and stored quantities, are made of all draws.
     """
@@ -206,7 +240,9 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
             tree, var_names=wanted, filter_vars=asked.filter_vars, combined=False, keep_dataset=True
         )
     except re.error as error:
-        raise InputError(where, "regular expressions", f"{error.pattern!r}: {error}", cure) from error
+        raise InputError(
+            where, "regular expressions", f"{error.pattern!r}: {error}", cure
+        ) from error
     if not found.data_vars:
         raise InputError(where, "what some variable has in its name", ", ".join(wanted), cure)
     return [str(name) for name in found.data_vars]
@@ -218,7 +254,9 @@ def say_left_out(variables: PosteriorVariables) -> None:
         say("warning", variables.left_out_text())
 
 
-def _add(scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]) -> None:
+def _add(
+    scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]
+) -> None:
     taken = sorted(set(names) & set(scalars))
     if taken:
         raise InputError("Quantities", "names not taken yet", taken, "Rename the quantity.")
@@ -233,7 +271,8 @@ def _stored(tree: "xarray.DataTree") -> "dict[str, xarray.DataArray]":
 
 
 class ValuesOnDemand(Mapping[str, np.ndarray]):
-    """Values of variables by name, each read when it is asked for, and of elements by their name in a table.
+    """Values of variables by name, each read when it is asked for, and of elements by their name in
+    a table.
 
     numbered : names of the variables whose elements are numbered, other than by their position.
     """
@@ -273,4 +312,6 @@ class ValuesOnDemand(Mapping[str, np.ndarray]):
 def _is_numbered(variable: "xarray.DataArray") -> bool:
     """Return whether whole numbers label a dim of the elements, and are not their positions."""
     axes = [np.asarray(variable[dim].values) for dim in variable.dims[2:]]
-    return any(axis.dtype.kind in "iu" and not np.array_equal(axis, np.arange(len(axis))) for axis in axes)
+    return any(
+        axis.dtype.kind in "iu" and not np.array_equal(axis, np.arange(len(axis))) for axis in axes
+    )

@@ -1,4 +1,5 @@
-"""The draws of the command line: a stored trace, with or without its model file, or a model file that is sampled."""
+"""The draws of the command line: a stored trace, with or without its model file, or a model file
+that is sampled."""
 
 import itertools
 import os
@@ -58,9 +59,9 @@ def sample_posterior(
 ) -> "MCMC":
     """Run NUTS with a dense mass matrix on a model file and return NumPyro's `MCMC`, scores kept.
 
-    Chains are vectorised: they move in lockstep, and the same program runs on a CPU or a GPU. They start at the file's
-    ``init()`` with normal noise of standard deviation `JITTER`, or at NumPyro's default. The precision is that of the
-    process: switch ``jax_enable_x64`` on before.
+    Chains are vectorised: they move in lockstep, and the same program runs on a CPU or a GPU. They
+    start at the file's ``init()`` with normal noise of standard deviation `JITTER`, or at NumPyro's
+    default. The precision is that of the process: switch ``jax_enable_x64`` on before.
 
     Parameters
     ----------
@@ -75,10 +76,11 @@ def sample_posterior(
     progress
         Show NumPyro's progress bar.
     ask
-        Called before the sampling with a tree of one draw, shaped as that of the run: it raises the errors of what
-        will be asked of the draws.
+        Called before the sampling with a tree of one draw, shaped as that of the run: it raises the
+        errors of what will be asked of the draws.
     run
-        Runs the sampler, given the key, the arguments of the model and the starts, in another way than once.
+        Runs the sampler, given the key, the arguments of the model and the starts, in another way
+        than once.
 
     Returns
     -------
@@ -87,7 +89,11 @@ def sample_posterior(
     """
     from numpyro.infer import MCMC, NUTS
 
-    for name, value in (("num_warmup", num_warmup), ("num_samples", num_samples), ("num_chains", num_chains)):
+    for name, value in (
+        ("num_warmup", num_warmup),
+        ("num_samples", num_samples),
+        ("num_chains", num_chains),
+    ):
         if value < 1:
             raise InputError("sample_posterior", f"`{name}` of at least 1", value, "Ask for more.")
     # Chains have the same key with and without init().
@@ -128,24 +134,33 @@ def sample_posterior(
 
 
 def check_memory(draws: int, width: int, cure: str = "Ask for less.") -> None:
-    """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores and their log density.
+    """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores
+    and their log density.
 
     The memory of the machine is a bound: a run needs more than its draws.
     """
     # Draws, scores and the log density, of eight bytes each. Where memory runs out the system kills
     # the program without a word.
     needed = 8 * draws * (2 * width + 1)
-    if hasattr(os, "sysconf") and needed > (have := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")):
+    if hasattr(os, "sysconf") and needed > (
+        have := os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    ):
         got = f"{draws} draws of {width} parameters, {needed / 1e9:.3g} GB"
-        raise InputError("--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, cure)
+        raise InputError(
+            "--draws, --chains", f"draws that fit into {have / 1e9:.3g} GB of memory", got, cure
+        )
 
 
 def _no_start(model_file: ModelFile, probed: ProbedModel, got: str) -> str:
     where, missing = f"Model file {model_file.path}", probed.observed_nan()
     if missing:
         cure = "Leave missing values out, or make them parameters."
-        return fault(where, "observed values that are numbers", f"NaN in {', '.join(missing)}", cure)
-    return fault(where, "a start where the log density is finite", got, "Define init() near the mode.")
+        return fault(
+            where, "observed values that are numbers", f"NaN in {', '.join(missing)}", cure
+        )
+    return fault(
+        where, "a start where the log density is finite", got, "Define init() near the mode."
+    )
 
 
 def _starts(
@@ -167,11 +182,18 @@ def _starts(
     sites, where = list(probed.sites), f"Model file {model_file.path}"
     if set(values) != set(sites):
         raise InputError(where, f"`init()` to name the sites {sites}", sorted(values), "Name each.")
-    constrained = {name: as_numbers(where, f"init()[{name!r}]", values[name], jnp.asarray) for name in sites}
+    constrained = {
+        name: as_numbers(where, f"init()[{name!r}]", values[name], jnp.asarray) for name in sites
+    }
     for name, value in constrained.items():
         if value.shape != probed.sites[name] or value.dtype.kind not in "fiub":
             expected = f"`init()[{name!r}]` of shape {probed.sites[name]}, real"
-            raise InputError(where, expected, f"shape {value.shape}, {value.dtype}", "Give one value for each element.")
+            raise InputError(
+                where,
+                expected,
+                f"shape {value.shape}, {value.dtype}",
+                "Give one value for each element.",
+            )
     constrained = {name: value.astype(float) for name, value in constrained.items()}
     # The noise is added on the unconstrained space: there no start can leave the support.
     centre = unconstrain_fn(probed.model, probed.args, probed.kwargs, constrained)
@@ -180,12 +202,19 @@ def _starts(
         raise InputError(where, "`init()` inside the support", f"{bad} outside", "Move it inside.")
     keys = dict(zip(sites, jax.random.split(key, len(sites)), strict=True))
     lead = () if num_chains == 1 else (num_chains,)  # NumPyro wants no chain axis for one chain
-    around = {name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites}
+    around = {
+        name: jnp.broadcast_to(centre[name], lead + jnp.shape(centre[name])) for name in sites
+    }
     # Chains that start at one point agree for a while, and R-hat would see convergence.
-    starts = {name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype) for name, x in around.items()}
+    starts = {
+        name: x + JITTER * jax.random.normal(keys[name], x.shape, x.dtype)
+        for name, x in around.items()
+    }
     rows = starts if lead else {name: x[None] for name, x in starts.items()}
     # NumPyro takes a start as it is: at an infinite energy the chain would never move.
-    energies = map_rows(lambda row: potential_energy(probed.model, probed.args, probed.kwargs, row), rows)
+    energies = map_rows(
+        lambda row: potential_energy(probed.model, probed.args, probed.kwargs, row), rows
+    )
     if not np.isfinite(energies).all():
         raise InputError(_no_start(model_file, probed, f"{energies.tolist()} at those of `init()`"))
     return starts
@@ -200,26 +229,39 @@ def open_source(
     allow_bad_scores: bool,
     ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "xarray.DataTree":
-    """Return the trace of a model file, by sampling, or of stored files, for which sampling options are refused.
+    """Return the trace of a model file, by sampling, or of stored files, for which sampling options
+    are refused.
 
-    model : model file of a stored trace. given : sampling settings, None for the default. ask : of `sample_posterior`.
+    model : model file of a stored trace. given : sampling settings, None for the default. ask : of
+        `sample_posterior`.
     """
     # Each mistake has a cure of its own, which one message could not give.
     source, *others = sources
     check_distinct("reduce", [str(one.resolve()) for one in sources], "traces")
     models = [one for one in sources if is_model_file(one)]
     if programs := [one for one in sources if one.suffix == ".stan"]:
-        cure = f"Sample it with CmdStan, and reduce its outputs: mcmcpost reduce output_*.csv --model {programs[0]}."
-        raise InputError("reduce", "traces, or a model file NAME.py", f"the Stan program {programs[0]}", cure)
+        cure = (
+            "Sample it with CmdStan, and reduce its outputs: mcmcpost reduce output_*.csv "
+            f"--model {programs[0]}."
+        )
+        raise InputError(
+            "reduce", "traces, or a model file NAME.py", f"the Stan program {programs[0]}", cure
+        )
     if models and others:
         cure = f"Sample it first: mcmcpost sample {models[0]} -o trace.nc."
-        raise InputError(f"reduce: expected traces beside each other, got the model file {models[0]}. {cure}")
+        raise InputError(
+            f"reduce: expected traces beside each other, got the model file {models[0]}. {cure}"
+        )
     if not models:
         refuse_sampling("reduce", source, "trace", given)
         return load_trace(sources, model, options, allow_bad_scores=allow_bad_scores)
     if model is not None:
-        raise InputError(f"--model: expected a trace, got the model file {source}. Leave --model out.")
-    return sample_model(source, settings_of(given, POSTERIOR), options, allow_bad_scores=allow_bad_scores, ask=ask)
+        raise InputError(
+            f"--model: expected a trace, got the model file {source}. Leave --model out."
+        )
+    return sample_model(
+        source, settings_of(given, POSTERIOR), options, allow_bad_scores=allow_bad_scores, ask=ask
+    )
 
 
 def sample_model(
@@ -242,7 +284,9 @@ def sample_model(
     model_file, since = load_model_file(path), stopwatch()
     reached: list[SampledUntil] = []
 
-    def batches(mcmc: "MCMC", key: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any], start: Any) -> None:
+    def batches(
+        mcmc: "MCMC", key: jax.Array, args: tuple[Any, ...], kwargs: dict[str, Any], start: Any
+    ) -> None:
         assert goal is not None
         draw = numpyro_batches(mcmc, key, args, kwargs, start, log_likelihood=log_likelihood)
         reached.append(until(draw, None, METHOD, *goal, progress=True))
@@ -266,16 +310,25 @@ def sample_model(
         if reached:
             return reached[0].tree
         # Without scores, since their gate may be what failed.
-        sites = {dotted(name): np.asarray(site) for name, site in mcmc.get_samples(group_by_chain=True).items()}
+        sites = {
+            dotted(name): np.asarray(site)
+            for name, site in mcmc.get_samples(group_by_chain=True).items()
+        }
         return xarray.DataTree.from_dict({"posterior": sample_dataset(sites)})
 
     with keeping(path, draws), phase("score gate and quantities"):
         if reached:
             scored = reached[0].tree
         else:
-            scored = mcmcpost.from_numpyro(mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood)
+            scored = mcmcpost.from_numpyro(
+                mcmc, allow_bad_scores=allow_bad_scores, log_likelihood=log_likelihood
+            )
         tree = with_quantities(scored, model_file)
-    tree.attrs |= {"model_file": path.name, "seed": settings["seed"], "num_warmup": settings["warmup"]}
+    tree.attrs |= {
+        "model_file": path.name,
+        "seed": settings["seed"],
+        "num_warmup": settings["warmup"],
+    }
     tree.attrs |= {"sampling_time": took}  # in seconds, with warm-up and compilation
     return tree
 
@@ -284,7 +337,8 @@ def sample_model(
 def keeping(source: Path, draws: "Callable[[], xarray.DataTree]") -> Iterator[None]:
     """Save what was sampled from a model file where what follows fails, and say where.
 
-    The file is new, in the current folder, or in the folder of temporary files where that cannot be written to.
+    The file is new, in the current folder, or in the folder of temporary files where that cannot be
+    written to.
     """
     try:
         yield
@@ -294,8 +348,14 @@ def keeping(source: Path, draws: "Callable[[], xarray.DataTree]") -> Iterator[No
             folder = here if os.access(here, os.W_OK) else Path(tempfile.gettempdir())
             # Never over a file that is there.
             names = (folder / f"{source.stem}-draws{i or ''}.nc" for i in itertools.count())
-            place = mcmcpost.save_tree(draws(), next(name for name in names if not os.path.lexists(name)))
-            say("warning", f"the draws are kept in {place}. Read a trace with --model {source}, a ladder as it is.")
+            place = mcmcpost.save_tree(
+                draws(), next(name for name in names if not os.path.lexists(name))
+            )
+            say(
+                "warning",
+                f"the draws are kept in {place}. Read a trace with --model {source}, a ladder "
+                "as it is.",
+            )
         raise
 
 
@@ -305,11 +365,17 @@ def _in_files(tree: "xarray.DataTree") -> bool:
 
 
 def load_trace(
-    paths: Sequence[Path], model: Path | None, options: list[str] | None, *, allow_bad_scores: bool = False
+    paths: Sequence[Path],
+    model: Path | None,
+    options: list[str] | None,
+    *,
+    allow_bad_scores: bool = False,
 ) -> "xarray.DataTree":
-    """Load a trace, or the chains of several; with a model file, compute scores and quantities from that.
+    """Load a trace, or the chains of several; with a model file, compute scores and quantities from
+    that.
 
-    Without one, large variables stay in their files where dask is installed; those of a ladder are read.
+    Without one, large variables stay in their files where dask is installed; those of a ladder are
+    read.
     """
     reading = phase(f"reading {', '.join(map(str, paths))}")
     if model is None:
@@ -318,7 +384,8 @@ def load_trace(
             raise InputError(f"--option, --data: expected a model, got {got}")
         with reading:
             # Lazily: means need sums alone, and the trace may be larger than memory. A ladder needs
-            # all its draws at once, and only one with variables that stayed in its files is read again.
+            # all its draws at once, and only one with variables that stayed in its files is read
+            # again.
             tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
             return mcmcpost.load_tree(*paths) if is_ladder(tree) and _in_files(tree) else tree
     with phase(f"model {model}"):
@@ -327,7 +394,9 @@ def load_trace(
     with reading:
         tree = mcmcpost.load_tree(*paths)
     if is_ladder(tree):
-        raise InputError("--model: expected a trace, got a ladder, which has its scores. Leave --model out.")
+        raise InputError(
+            "--model: expected a trace, got a ladder, which has its scores. Leave --model out."
+        )
     with phase("scores and quantities"):
         scored = mcmcpost.attach_scores(
             tree, program.model, *program.args, allow_bad_scores=allow_bad_scores, **program.kwargs

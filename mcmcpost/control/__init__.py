@@ -32,7 +32,14 @@ from mcmcpost.control.order_statistics import level_texts
 from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
 from mcmcpost.control.trace_moments import MOMENTS, TraceMoments, stored_moments
-from mcmcpost.control.zero_variance import HIGHEST_DEGREE, Lasso, LeastSquares, Ridge, Structured, ZeroVariance
+from mcmcpost.control.zero_variance import (
+    HIGHEST_DEGREE,
+    Lasso,
+    LeastSquares,
+    Ridge,
+    Structured,
+    ZeroVariance,
+)
 from mcmcpost.core.mcse import participants
 
 __all__ = [

@@ -10,7 +10,13 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.features.families import AbstractFamily, polynomials
 from mcmcpost.control.features.quantity import FunctionsOf
-from mcmcpost.control.features.structure import Blocks, as_structure, check_structure, room_of, structure_families
+from mcmcpost.control.features.structure import (
+    Blocks,
+    as_structure,
+    check_structure,
+    room_of,
+    structure_families,
+)
 from mcmcpost.control.functions import crossfit_of_coordinates, families_of_functions
 from mcmcpost.control.kernels.choice import POLISH_STATES, GridREML, OwnGridREML
 from mcmcpost.control.kernels.functional import (
@@ -40,7 +46,14 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance, plain_variance
-from mcmcpost.control.zero_variance import HIGHEST_DEGREE, MIN_TRAIN, Ridge, Structured, ZeroVariance, has_enough
+from mcmcpost.control.zero_variance import (
+    HIGHEST_DEGREE,
+    MIN_TRAIN,
+    Ridge,
+    Structured,
+    ZeroVariance,
+    has_enough,
+)
 from mcmcpost.core.arguments import check_count, check_flags, check_number
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
@@ -58,13 +71,16 @@ KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
 
 TRIAL_STATES = 300
-"""Evenly spaced states on which a kernel is tried first: it takes a twentieth of the fit on `KERNEL_STATES`."""
+"""Evenly spaced states on which a kernel is tried first: it takes a twentieth of the fit on
+`KERNEL_STATES`."""
 
 PROMISING = 1.3
-"""A kernel must lower the error variance on the trial's states by this factor, or it is not fitted to more."""
+"""A kernel must lower the error variance on the trial's states by this factor, or it is not fitted
+to more."""
 
 ALWAYS_COORDINATES = 3
-"""Coordinates up to which a kernel is fitted without a trial: there it gains where polynomials do not."""
+"""Coordinates up to which a kernel is fitted without a trial: there it gains where polynomials do
+not."""
 
 CHEAP_STATES = 500
 """States up to which kernels are fitted with lengthscales for each integrand by itself."""
@@ -73,8 +89,9 @@ MAX_KERNEL_COORDINATES = 60
 """Coordinates up to which a kernel of all of them is tried."""
 
 MAX_BESIDE_STRUCTURE = 20
-"""The same of traces with named dimensions: beyond, sums over them leave a kernel nothing. In a nested model of 55
-parameters it chose none and took 16 of 19 CPU seconds; of a Gaussian process of 54 it took 8 of 10, for equal gains."""
+"""The same of traces with named dimensions: beyond, sums over them leave a kernel nothing. In a
+nested model of 55 parameters it chose none and took 16 of 19 CPU seconds; of a Gaussian process of
+54 it took 8 of 10, for equal gains."""
 
 MAX_WORK = 1e11
 """Multiplications that one candidate may take for one integrand, by default: seconds of a core."""
@@ -83,48 +100,56 @@ SHARED = 10.0
 """How many times as many it may take for what all integrands share."""
 
 SMALL_WORK = 2e9
-"""Multiplications of a ridge of more controls than draws, beyond which it costs more than it brings."""
+"""Multiplications of a ridge of more controls than draws, beyond which it costs more than it
+brings."""
 
 POLISHED = 1e-3
-"""Error variance, relative to the integrand's, above which lengthscales of their own are sought: of smooth functions,
-which are below it, they cost five times the fit and changed gains by less than replications differ (three log-gamma
-coordinates, 1,000 draws); of indicators they doubled them."""
+"""Error variance, relative to the integrand's, above which lengthscales of their own are sought: of
+smooth functions, which are below it, they cost five times the fit and changed gains by less than
+replications differ (three log-gamma coordinates, 1,000 draws); of indicators they doubled them."""
 
 SLOW = 5.0
-"""Draws of an integrand per effective draw from which the second kernel is not used: it passes through what was seen,
-and a tail is visited in few excursions."""
+"""Draws of an integrand per effective draw from which the second kernel is not used: it passes
+through what was seen, and a tail is visited in few excursions."""
 
 PART_OF_DISTANCE = 1 / 3
-"""The error of the kernel alone is at least this part of the distance of its estimate from the semi-exact one."""
+"""The error of the kernel alone is at least this part of the distance of its estimate from the
+semi-exact one."""
 
 
 class Auto(AbstractControlVariate):
-    """Choose per integrand among the plain mean, linear families and a kernel, by `judged_variance`, refits included.
+    """Choose per integrand among the plain mean, linear families and a kernel, by
+    `judged_variance`, refits included.
 
-    Cheap candidates come first, and dearer ones are fitted to those integrands alone that they can still serve.
+    Cheap candidates come first, and dearer ones are fitted to those integrands alone that they can
+    still serve.
 
-    1. Linear families, from small to large, of all integrands at once: the scores; sums over named dimensions, where
-       the trace has variables with more than six entries; polynomials of degree two and three (up to eight and six in
-       one and two dimensions). A family takes part with at least 1.5 training draws for each control, and with a ridge
-       where there are fewer than ten.
-    2. Of integrands that are functions of one coordinate, as their values tell, events among them: splines and steps
-       along the field that controls that coordinate's mean (`mcmcpost.control.functions`), of degree two at most.
+    1. Linear families, from small to large, of all integrands at once: the scores; sums over named
+       dimensions, where the trace has variables with more than six entries; polynomials of degree
+       two and three (up to eight and six in one and two dimensions). A family takes part with at
+       least 1.5 training draws for each control, and with a ridge where there are fewer than ten.
+    2. Of integrands that are functions of one coordinate, as their values tell, events among them:
+       splines and steps along the field that controls that coordinate's mean
+       (`mcmcpost.control.functions`), of degree two at most.
     3. With few draws, the next degree by ridge.
-    4. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, 20 of named ones, of
-       the integrands whose linear residual is not rounding and, in more than three dimensions, to which a kernel fitted
-       on 300 evenly spaced states promises more than the linear fit there. It is fitted on at most 1,600 states; of
-       more than 1,000, another on 1,000, of the integrands to which lengthscales of their own are worth much
-       (`OwnGridREML`) and whose chains do not mix slowly. Up to 500 states, and in up to three dimensions, also the
-       kernel alone: either error sees the other's estimate (`crossfit_both`).
+    4. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, 20
+       of named ones, of the integrands whose linear residual is not rounding and, in more than
+       three dimensions, to which a kernel fitted on 300 evenly spaced states promises more than the
+       linear fit there. It is fitted on at most 1,600 states; of more than 1,000, another on 1,000,
+       of the integrands to which lengthscales of their own are worth much (`OwnGridREML`) and whose
+       chains do not mix slowly. Up to 500 states, and in up to three dimensions, also the kernel
+       alone: either error sees the other's estimate (`crossfit_both`).
 
-    Of weighted draws the effective number counts, and the second kernel is not tried. A richer method replaces a
-    simpler one if it lowers the error variance by 5 per cent. The choice is made on the folds that give the error,
-    which is optimistic; ``benchmarks.control.calibration`` measures what is left of it.
+    Of weighted draws the effective number counts, and the second kernel is not tried. A richer
+    method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made
+    on the folds that give the error, which is optimistic; ``benchmarks.control.calibration``
+    measures what is left of it.
 
-    Work is bounded before it is done, by counts of multiplications and never by a clock. With m states, k folds and q
-    controls, linear families take 4mq² + (k + 14)q³/3 once and mq for each integrand; a kernel on t states in d
-    coordinates takes dt² once, and 3t³ + mtd for each. A candidate that would take more than `max_work` for each
-    integrand, or ten times that once, is left out.
+    Work is bounded before it is done, by counts of multiplications and never by a clock. With m
+    states, k folds and q controls, linear families take 4mq² + (k + 14)q³/3 once and mq for each
+    integrand; a kernel on t states in d coordinates takes dt² once, and 3t³ + mtd for each. A
+    candidate that would take more than `max_work` for each integrand, or ten times that once, is
+    left out.
 
     Parameters
     ----------
@@ -141,7 +166,14 @@ class Auto(AbstractControlVariate):
 
     def __check_init__(self) -> None:
         check_number("Auto", "max_work", self.max_work, "Use 1e11.")
-        check_count("Auto", "max_degree", self.max_degree, "Leave it out.", most=HIGHEST_DEGREE, optional=True)
+        check_count(
+            "Auto",
+            "max_degree",
+            self.max_degree,
+            "Leave it out.",
+            most=HIGHEST_DEGREE,
+            optional=True,
+        )
         check_flags("Auto", kernel=self.kernel)
         check_structure("Auto", self.structure)
 
@@ -166,18 +198,23 @@ class Auto(AbstractControlVariate):
             system = linear_system(own, families[:1])
             first = choose_families(own, own.outline, system, labels[:1], lowest)
             best = first.at_states()
-            # Nothing more is tried where the scores alone leave rounding, as for what is linear under a normal density.
+            # Nothing more is tried where the scores alone leave rounding, as for what is linear
+            # under a normal density.
             left = np.flatnonzero(judged_variance(problem, best) > ROUNDING**2)
             if len(left) and len(families) > 1:
                 some = own.select(left)
                 system = linear_system(some, families)
                 richer = choose_families(some, some.outline, system, labels, lowest[left])
-                best = replace_columns(best, richer.at_states(), left, np.arange(len(left)))._replace(info=richer.info)
+                best = replace_columns(
+                    best, richer.at_states(), left, np.arange(len(left))
+                )._replace(info=richer.info)
             controlled = np.array([status is not Status.PLAIN for status in best.status])
             lowest = np.where(controlled, judged_variance(problem, best), lowest)
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
             # Functions of one coordinate next: they use the linear fits' fields, at little cost.
-            best, lowest = crossfit_of_coordinates(own, best, lowest, partial(nested_fits, system, labels, most))
+            best, lowest = crossfit_of_coordinates(
+                own, best, lowest, partial(nested_fits, system, labels, most)
+            )
         for method, columns in self._dearer(problem, lowest):
             say_step(method.label)
             some = problem.select(columns)
@@ -185,7 +222,11 @@ class Auto(AbstractControlVariate):
                 honest = judged_variance(some, fit)
                 # Chosen by the error that would be reported; a richer method must be five per cent
                 # better.
-                better = np.isfinite(honest) & (honest * NEED < lowest[columns]) & (lowest[columns] > ROUNDING**2)
+                better = (
+                    np.isfinite(honest)
+                    & (honest * NEED < lowest[columns])
+                    & (lowest[columns] > ROUNDING**2)
+                )
                 if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
                     # An excursion to a tail looks to a kernel like many draws, hence not for slow
                     # integrands.
@@ -196,23 +237,29 @@ class Auto(AbstractControlVariate):
         return best._replace(info={"tried": tried})
 
     def coordinates(self, problem: Problem) -> Problem:
-        # Those of the trace where there is structure in them; polynomials of a total degree are the same in any.
+        # Those of the trace where there is structure in them; polynomials of a total degree are the
+        # same in any.
         return problem.unrotated() if Blocks.of(problem.names, self.structure).blocks else problem
 
     def fields(self, problem: Problem) -> list[LinearFits]:
         own = self.coordinates(problem)
-        families, labels = self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+        families, labels = (
+            self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+        )
         if not families:
             return []
         return nested_fits(linear_system(own, families), labels, _serving(labels), own)
 
     def functions(self, problem: Problem, names: Sequence[str]) -> list[tuple[FunctionsOf, str]]:
-        """Return families for integrands that are functions of a coordinate; see `families_of_functions`.
+        """Return families for integrands that are functions of a coordinate; see
+        `families_of_functions`.
 
         The linear fits of these draws tell for which they are worth having.
         """
         own = self.coordinates(problem)
-        families, labels = self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+        families, labels = (
+            self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+        )
         if not families:
             return []
         plain, system = plain_variance(problem), linear_system(own, families)
@@ -228,7 +275,10 @@ class Auto(AbstractControlVariate):
         named = [(polynomials(d, 1)[0], ZeroVariance(1).label)]
         if top >= 2:
             room = room_of(num_train, d)
-            named += [(family, Structured().label) for family in structure_families(problem, room, self.structure)]
+            named += [
+                (family, Structured().label)
+                for family in structure_families(problem, room, self.structure)
+            ]
         for degree in range(2, top + 1):
             if num_polynomial_features(d, degree) <= MAX_FEATURES:
                 named.append((polynomials(d, degree)[-1], ZeroVariance(degree).label))
@@ -237,12 +287,18 @@ class Auto(AbstractControlVariate):
     def _dearer(
         self, problem: Problem, lowest: Float[np.ndarray, " p"]
     ) -> Iterator[tuple[AbstractControlVariate, Int[np.ndarray, " k"]]]:
-        """Yield what costs more than the linear families, and the integrands that it is worth trying for."""
+        """Yield what costs more than the linear families, and the integrands that it is worth
+        trying for."""
         d, train = problem.draws.shape[1], problem.num_train
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
         # The first degree that was too large for the linear families is tried with a ridge.
         degree = max(
-            (b for b in range(1, top + 1) if train >= DRAWS_PER_RIDGED * num_polynomial_features(d, b)), default=0
+            (
+                b
+                for b in range(1, top + 1)
+                if train >= DRAWS_PER_RIDGED * num_polynomial_features(d, b)
+            ),
+            default=0,
         )
         if degree < top:
             q = num_polynomial_features(d, degree + 1)
@@ -257,35 +313,52 @@ class Auto(AbstractControlVariate):
         if not self.kernel or d > (MAX_BESIDE_STRUCTURE if structured else MAX_KERNEL_COORDINATES):
             return
         columns = np.flatnonzero(lowest > ROUNDING**2)
-        if d > ALWAYS_COORDINATES and problem.folds.num_everyone > TRIAL_STATES and not problem.weighted:
+        if (
+            d > ALWAYS_COORDINATES
+            and problem.folds.num_everyone > TRIAL_STATES
+            and not problem.weighted
+        ):
             columns = columns[self._promises(problem.select(columns))] if len(columns) else columns
-        # Of few states every integrand gets lengthscales of its own: there they gain tenfold, and cost little.
+        # Of few states every integrand gets lengthscales of its own: there they gain tenfold, and
+        # cost little.
         grid = None if problem.folds.num_everyone <= CHEAP_STATES else GridREML(polish=False)
         method = self._semi_exact(problem, KERNEL_STATES, top, grid)
         if method is None or not len(columns):
             return
         yield method, columns
-        # Read only now: lengthscales of their own are sought where the kernel of the grid has left much.
+        # Read only now: lengthscales of their own are sought where the kernel of the grid has left
+        # much.
         columns = columns[lowest[columns] > POLISHED] if grid else columns[:0]
-        every = problem.folds.num_everyone <= POLISH_STATES  # on fewer states, they must make up for the others
+        # on fewer states, they must make up for the others
+        every = problem.folds.num_everyone <= POLISH_STATES
         own = OwnGridREML(least=float(d)) if every else OwnGridREML()
         method = self._semi_exact(problem, POLISH_STATES, top, own)
         if d > 1 and not problem.weighted and method is not None and len(columns):
             yield method, columns
 
-    def _semi_exact(self, problem: Problem, states: int, top: int, tuning: GridREML | None) -> SemiExact | None:
-        """Return the semi-exact fit on so many states, where they are enough and its work is allowed."""
+    def _semi_exact(
+        self, problem: Problem, states: int, top: int, tuning: GridREML | None
+    ) -> SemiExact | None:
+        """Return the semi-exact fit on so many states, where they are enough and its work is
+        allowed."""
         m, d = problem.draws.shape
         folds = problem.folds.thin(states)
-        degree = max((b for b in (1, 2) if b <= top and has_enough(b, d, folds.num_train)), default=0)
+        degree = max(
+            (b for b in (1, 2) if b <= top and has_enough(b, d, folds.num_train)), default=0
+        )
         size = float(folds.num_everyone)
         # 3t³ for the factorisations of one kernel, mtd for its values at all states.
-        if not degree or 3 * size**3 + m * size * d > self.max_work or size**2 * d > SHARED * self.max_work:
+        if (
+            not degree
+            or 3 * size**3 + m * size * d > self.max_work
+            or size**2 * d > SHARED * self.max_work
+        ):
             return None
         return SemiExact(degree, tuning=tuning, solver=Cholesky(), max_states=states)
 
     def _promises(self, problem: Problem) -> Bool[np.ndarray, " p"]:
-        """Return for which integrands a kernel beats the linear families on a few evenly spaced states."""
+        """Return for which integrands a kernel beats the linear families on a few evenly spaced
+        states."""
         few = problem.thin(TRIAL_STATES).seen()
         own = self.coordinates(few)
         families, labels = self.families(own, own.num_train)
@@ -305,20 +378,26 @@ class Auto(AbstractControlVariate):
 def _serving(labels: list[str]) -> int:
     """Return how many families, from the first, have fields that serve functions of a quantity.
 
-    One of high degree sharpens the middle of a distribution function and spoils its tails, since splines multiply it.
+    One of high degree sharpens the middle of a distribution function and spoils its tails, since
+    splines multiply it.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
     return sum(label not in high for label in labels)
 
 
-def _crossfits(problem: Problem, method: AbstractControlVariate) -> Iterator[tuple[AbstractControlVariate, FoldFit]]:
+def _crossfits(
+    problem: Problem, method: AbstractControlVariate
+) -> Iterator[tuple[AbstractControlVariate, FoldFit]]:
     """Yield a candidate and its fit; after a semi-exact one that is compared, the kernel alone."""
     if isinstance(method, SemiExact) and is_compared(problem, method):
         semi, alone = crossfit_both(problem, method)
         # Two fits that agree in every part of the draws may share what they have not seen.
         apart = PART_OF_DISTANCE * np.abs(semi.mean - alone.mean)
         yield method, semi
-        yield ControlFunctional(max_states=method.max_states), alone._replace(doubt=np.fmax(alone.doubt, apart))
+        yield (
+            ControlFunctional(max_states=method.max_states),
+            alone._replace(doubt=np.fmax(alone.doubt, apart)),
+        )
     else:
         yield method, method.crossfit(problem)
 

@@ -1,4 +1,5 @@
-"""Smooth functions of expectations, by the delta method on the draws: standard deviations, correlations, ratios."""
+"""Smooth functions of expectations, by the delta method on the draws: standard deviations,
+correlations, ratios."""
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -45,8 +46,8 @@ class Expansion(NamedTuple):
 
     value : (q,), NaN where the slope is not finite, or is zero beside a jump.
     slope : (q, p) of all expectations, zero for those that a function does not use.
-    curvature : (q,) standard error of the second-order term ½ δᵀHδ, its mean included, for errors δ of the expectations
-        with the covariance C: its second moment is ½ tr(HCHC) + (½ tr HC)².
+    curvature : (q,) standard error of the second-order term ½ δᵀHδ, its mean included, for errors δ
+        of the expectations with the covariance C: its second moment is ½ tr(HCHC) + (½ tr HC)².
     """
 
     value: Float[np.ndarray, " q"]
@@ -54,15 +55,20 @@ class Expansion(NamedTuple):
     curvature: Float[np.ndarray, " q"]
 
 
-def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: Float[np.ndarray, "p p"]) -> Expansion:
-    """Return the expansion of all quantities about the expectations `point`, whose errors have this covariance."""
+def expand(
+    parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: Float[np.ndarray, "p p"]
+) -> Expansion:
+    """Return the expansion of all quantities about the expectations `point`, whose errors have this
+    covariance."""
 
     values, slopes, moments = [], [], []
     for part in parts:
         # A covariance that is unknown adds nothing to the curvature; the error is NaN by its own
         # part.
         own = np.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
-        value, own_slope, moment = map(np.asarray, _program_of(part.function, part.steps)(point[part.inputs], own))
+        value, own_slope, moment = map(
+            np.asarray, _program_of(part.function, part.steps)(point[part.inputs], own)
+        )
         moments.append(moment)
         values.append(value)
         wide = np.zeros((len(part.names), len(point)))
@@ -79,14 +85,16 @@ def expand(parts: Sequence[Smooth], point: Float[np.ndarray, " p"], covariance: 
     )
 
 
-@lru_cache(maxsize=64)  # one for the estimates and the plain means, and for later calls with the same function
+# one for the estimates and the plain means, and for later calls with the same function
+@lru_cache(maxsize=64)
 def _program_of(
     function: Callable[[Array], Array], steps: bool
 ) -> Callable[[Float[np.ndarray, "q r"], Float[np.ndarray, "q r r"]], tuple[Array, Array, Array]]:
-    """Return one compiled program for value, slope and the second moment of the second-order term of a function.
+    """Return one compiled program for value, slope and the second moment of the second-order term
+    of a function.
 
-    Its arguments are points and the covariances of their errors. The value is NaN where `steps`, slope and moment are
-    zero, and the function has another value three errors from its point.
+    Its arguments are points and the covariances of their errors. The value is NaN where `steps`,
+    slope and moment are zero, and the function has another value three errors from its point.
     """
 
     def about(
@@ -101,9 +109,11 @@ def _program_of(
             # The value three errors away along each axis tells a step, of which slope and curvature
             # are zero.
             directions = jnp.concatenate([jnp.zeros((1, len(at))), unit, -unit])
-            found = jax.vmap(lambda direction: function(at + 3.0 * jnp.sqrt(jnp.diagonal(covariance)) * direction))(
-                directions
-            )
+            found = jax.vmap(
+                lambda direction: function(
+                    at + 3.0 * jnp.sqrt(jnp.diagonal(covariance)) * direction
+                )
+            )(directions)
             flat = (slope == 0).all() & (moment == 0)
             value = jnp.where(flat & (found != found[0]).any(), jnp.nan, value)
         return value, slope, moment
@@ -116,15 +126,16 @@ def estimate_derived(
 ) -> Estimate:
     """Estimate smooth functions of the expectations of p integrands.
 
-    The integrands are fitted once. A function g of their expectations μ is then the expectation of its linearisation
-    about their estimates, h = g(μ̂) + ∇g(μ̂)ᵀ(f − μ̂), whose control variate is ∇gᵀ times theirs; so that its error, the
-    choice between it and the plain mean, and its status are those of any other integrand (the delta method, applied to
-    draws and refits and not to a covariance). The error includes the second-order term; see `Expansion`.
+    The integrands are fitted once. A function g of their expectations μ is then the expectation of
+    its linearisation about their estimates, h = g(μ̂) + ∇g(μ̂)ᵀ(f − μ̂), whose control variate is
+    ∇gᵀ times theirs; so that its error, the choice between it and the plain mean, and its status
+    are those of any other integrand (the delta method, applied to draws and refits and not to a
+    covariance). The error includes the second-order term; see `Expansion`.
 
     Returns
     -------
-    Estimate : of all quantities of all `parts`, in order. `mean_plain` is g of the plain means; `sd` and `residuals`
-        are those of h.
+    Estimate : of all quantities of all `parts`, in order. `mean_plain` is g of the plain means;
+        `sd` and `residuals` are those of h.
     """
     options.check(sample.trace)
     check_size("functions of expectations", "integrands", sample.values)
@@ -133,18 +144,22 @@ def estimate_derived(
     means = assemble(sample, options, source, terms)
     about = expand(parts, means.mean, means.covariance)
     # The plain mean's error needs the expansion at the plain means, with their covariance.
-    at_plain = expand(parts, means.mean_plain, covariance_of(sample.values, means.mcse_plain, weights))
+    at_plain = expand(
+        parts, means.mean_plain, covariance_of(sample.values, means.mcse_plain, weights)
+    )
     fixed = sample.finite & ~sample.varying  # what is left of a constant is rounding
     # h = g(μ̂) + ∇gᵀ(f − μ̂), whose refits and residuals are ∇gᵀ times those of f.
     series = combine(sample.values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
     labels = tuple(name for part in parts for name in part.names)
     linear = Sample.of(sample.trace, labels, series, np.zeros(len(labels), bool), sample.states)
-    linear = linear._replace(units=np.ones(len(labels)))  # as those of the sample: below, squares of errors are added
+    # as those of the sample: below, squares of errors are added
+    linear = linear._replace(units=np.ones(len(labels)))
     problem, fit = linear.problem(options), None
     if source is not None and terms is not None and problem is not None:
         fit = image(terms, source, problem, about.slope[np.ix_(linear.columns, sample.columns)])
     found = assemble(linear, options, problem, fit)
-    constant_error = np.where(sample.varying, 0.0, means.mcse)  # of what was not seen, which has no part in the series
+    # of what was not seen, which has no part in the series
+    constant_error = np.where(sample.varying, 0.0, means.mcse)
     unseen, unseen_plain = (combine(constant_error**2, part.slope**2) for part in (about, at_plain))
     # In squares: the error of the linear part, the second-order term, and what was not seen.
     mcse_plain = np.sqrt(found.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
@@ -152,14 +167,17 @@ def estimate_derived(
     constant = linear.finite & ~linear.varying  # the slope is zero
     with np.errstate(invalid="ignore"):
         # A constant has no residuals to judge by: the smaller error decides.
-        controlled = np.where(constant, mcse < mcse_plain, [label != PlainMean().label for label in found.method])
+        controlled = np.where(
+            constant, mcse < mcse_plain, [label != PlainMean().label for label in found.method]
+        )
     mcse = np.where(controlled, mcse, mcse_plain)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(controlled, (mcse_plain / mcse) ** 2, found.gain)
         rounded = mcse <= ROUNDING * (np.abs(about.value) + found.sd)
     used = " + ".join(dict.fromkeys(own for own in means.method if own != PlainMean().label))
     status = np.array(found.status, dtype=object)
-    changed = np.isin(status, REPRODUCED) & ~rounded  # the linear part is exact, and the quantity is not
+    # the linear part is exact, and the quantity is not
+    changed = np.isin(status, REPRODUCED) & ~rounded
     status[changed & controlled] = Status.CONTROLLED
     status[changed & ~controlled] = Status.BAD_SCORES if options.bad_scores else Status.PLAIN
     with np.errstate(invalid="ignore"):
@@ -170,7 +188,10 @@ def estimate_derived(
         mcse=mcse,
         gain=gain,
         status=tuple(status),
-        method=tuple(used if flat else own for flat, own in zip(constant & controlled, found.method, strict=True)),
+        method=tuple(
+            used if flat else own
+            for flat, own in zip(constant & controlled, found.method, strict=True)
+        ),
         mean_plain=at_plain.value,
         mcse_plain=mcse_plain,
         covariance=covariance_of(found.residuals, mcse, weights),
@@ -182,10 +203,12 @@ ROUNDED = 1e-14
 
 
 def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Options) -> Estimate:
-    """Return smooth functions of the expectations of the quantities that were summed, by the delta method.
+    """Return smooth functions of the expectations of the quantities that were summed, by the delta
+    method.
 
-    As `estimate_derived`, but the error is that of the linear part by the covariance of the expectations, which
-    residuals over runs tell, where draws are not at hand. `sd` is that of the linear part at the draws that are kept.
+    As `estimate_derived`, but the error is that of the linear part by the covariance of the
+    expectations, which residuals over runs tell, where draws are not at hand. `sd` is that of the
+    linear part at the draws that are kept.
     """
     means = sums.estimate(options)
     about = expand(parts, means.mean, means.covariance)
@@ -193,8 +216,12 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
     at_plain = expand(parts, means.mean_plain, plain_covariance)
     residuals = combine(means.residuals - means.mean, about.slope) + about.value
 
-    def error(expansion: Expansion, covariance: Float[np.ndarray, "p p"]) -> Float[np.ndarray, " q"]:
-        linear = np.einsum("qi,ij,qj->q", expansion.slope, np.nan_to_num(covariance), expansion.slope)
+    def error(
+        expansion: Expansion, covariance: Float[np.ndarray, "p p"]
+    ) -> Float[np.ndarray, " q"]:
+        linear = np.einsum(
+            "qi,ij,qj->q", expansion.slope, np.nan_to_num(covariance), expansion.slope
+        )
         rounding = ROUNDED * expansion.value  # NaN where there is no value
         return np.sqrt(np.maximum(linear, 0.0) + expansion.curvature**2 + rounding**2)
 
@@ -208,7 +235,9 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
         own = means.status[j] if used[k] or means.status[j] not in TRUSTED else Status.PLAIN
         own = Status.CONTROLLED if own in REPRODUCED and about.curvature[k] > 0 else own
         constant = not np.any(share[k]) and mcse[k] == 0
-        status.append(Status.UNDEFINED if np.isnan(mcse[k]) else Status.CONSTANT if constant else own)
+        status.append(
+            Status.UNDEFINED if np.isnan(mcse[k]) else Status.CONSTANT if constant else own
+        )
         method.append(means.method[j] if used[k] else PlainMean().label)
     mean, mcse = np.where(used, about.value, at_plain.value), np.where(used, mcse, mcse_plain)
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -234,7 +263,8 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
 class Kind(NamedTuple):
     """A quantity of two integrands u and v, of one where they are the same.
 
-    label : with a place for each name. offset : of the diagonal from which on pairs are asked for; None for it alone.
+    label : with a place for each name. offset : of the diagonal from which on pairs are asked for;
+        None for it alone.
     function : of (E u, E v, E u², E v², E uv), for integrands of unit size.
     power : of the integrands' units in that of the quantity.
     """
@@ -252,7 +282,8 @@ def _covariance(moments: Float[Array, " r"]) -> Float[Array, ""]:
 
 def _sd(moments: Float[Array, " r"]) -> Float[Array, ""]:
     variance = _covariance(moments)
-    return jnp.where(variance == 0, 0.0, jnp.sqrt(jnp.where(variance == 0, 1.0, variance)))  # a constant has slope 0
+    # a constant has slope 0
+    return jnp.where(variance == 0, 0.0, jnp.sqrt(jnp.where(variance == 0, 1.0, variance)))
 
 
 def _correlation(moments: Float[Array, " r"]) -> Float[Array, ""]:
@@ -268,10 +299,13 @@ KINDS = {
 }
 
 
-def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
+def estimate_spread(
+    kind: Kind, sample: Sample, method: AbstractControlVariate, options: Options
+) -> Estimate:
     """Estimate variances, standard deviations, covariances or correlations of integrands.
 
-    They are functions of the means of the integrands, centred and of unit standard deviation, and of their products.
+    They are functions of the means of the integrands, centred and of unit standard deviation, and
+    of their products.
     """
     weights, scaled, varies = sample.trace.weights, sample.scaled, sample.varying
     # A product with a constant indicator is an event that was not seen, too.
@@ -281,7 +315,8 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
         standard = (scaled - mean_over_draws(scaled, weights)) / sd * varies
     pairs = Pairs.of(kind, sample.names)
     # Products of a fixed entry are exactly zero, not unseen.
-    fixed = ~varies & ~events  # as the zeros of a Cholesky factor: what it has to do with others is zero, too
+    # as the zeros of a Cholesky factor: what it has to do with others is zero, too
+    fixed = ~varies & ~events
     products = Sample.of(
         sample.trace,
         pairs.names,
@@ -295,9 +330,11 @@ def estimate_spread(kind: Kind, sample: Sample, method: AbstractControlVariate, 
 
 
 class Pairs(NamedTuple):
-    """The expectations of which spreads are functions: those of p integrands and of some of their products.
+    """The expectations of which spreads are functions: those of p integrands and of some of their
+    products.
 
-    names : of both. one, two : (r,) which integrands a product is of. smooth : the spreads as functions of them.
+    names : of both. one, two : (r,) which integrands a product is of. smooth : the spreads as
+        functions of them.
     asked : (2, q) the integrands of each spread.
     """
 
@@ -323,8 +360,11 @@ class Pairs(NamedTuple):
         return cls((*names, *products), *needed, Smooth(labels, inputs, kind.function), asked)
 
     def products(self, standard: Float[np.ndarray, "*n p"]) -> Float[np.ndarray, "*n q"]:
-        """Return the integrands, centred and in units of their standard deviations, and the products."""
-        return np.concatenate([standard, standard[..., self.one] * standard[..., self.two]], axis=-1)
+        """Return the integrands, centred and in units of their standard deviations, and the
+        products."""
+        return np.concatenate(
+            [standard, standard[..., self.one] * standard[..., self.two]], axis=-1
+        )
 
     def unit(self, kind: Kind, sd: Float[np.ndarray, " p"]) -> Float[np.ndarray, " q"]:
         """Return the unit of each spread, from those of the integrands."""
@@ -333,12 +373,16 @@ class Pairs(NamedTuple):
         return np.sqrt(sd[one] ** kind.power) * np.sqrt(sd[two] ** kind.power)
 
 
-def image(fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]) -> FoldFit:
-    """Return the control variates of linear combinations, the integrands of `problem`, from those of `source`."""
+def image(
+    fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarray, "q k"]
+) -> FoldFit:
+    """Return the control variates of linear combinations, the integrands of `problem`, from those
+    of `source`."""
     # From the units of the integrands to those of their combination.
     weights = slope * source.scale / problem.scale[:, None]
     plain = np.array([status is Status.PLAIN for status in fit.status])
-    over_folds = mean_of_residuals(source, fit.control)[1]  # those of a plain mean, which says nothing of its refits
+    # those of a plain mean, which says nothing of its refits
+    over_folds = mean_of_residuals(source, fit.control)[1]
     refits = columnwise(lambda own, mean: np.where(plain, mean, own), fit.refits, over_folds)
     terms = [np.flatnonzero(row) for row in weights]
     return FoldFit(
@@ -348,13 +392,18 @@ def image(fit: FoldFit, source: Problem, problem: Problem, slope: Float[np.ndarr
         # Absolute: what the parts doubt may point the same way.
         doubt=combine(fit.doubt, np.abs(weights)),
         status=tuple(min((fit.status[j] for j in own), key=WORST_FIRST.index) for own in terms),
-        method=tuple(" + ".join(dict.fromkeys(fit.method[j] for j in own if not plain[j])) for own in terms),
+        method=tuple(
+            " + ".join(dict.fromkeys(fit.method[j] for j in own if not plain[j])) for own in terms
+        ),
         info=fit.info,
     )
 
 
-def combine(columns: Float[np.ndarray, "*n k"], weights: Float[np.ndarray, "q k"]) -> Float[np.ndarray, "*n q"]:
-    """Return combinations of columns; what is not finite makes those NaN in which it has a weight, and no other."""
+def combine(
+    columns: Float[np.ndarray, "*n k"], weights: Float[np.ndarray, "q k"]
+) -> Float[np.ndarray, "*n q"]:
+    """Return combinations of columns; what is not finite makes those NaN in which it has a weight,
+    and no other."""
     known = np.isfinite(columns)
     if known.all():
         return columns @ weights.T

@@ -1,8 +1,8 @@
 """The marginal distributions of quantities: probabilities, quantiles, intervals and densities.
 
-Every number is a controlled expectation, or follows from some: a probability is one, a quantile is where a
-distribution function that is made of them has a level, and a density is that of c 1{h > t}, c the control of the
-quantity's mean.
+Every number is a controlled expectation, or follows from some: a probability is one, a quantile is
+where a distribution function that is made of them has a level, and a density is that of c 1{h > t},
+c the control of the quantity's mean.
 """
 
 import dataclasses
@@ -15,7 +15,15 @@ from jaxtyping import Float, Int
 from scipy.optimize import isotonic_regression
 
 from mcmcpost.control.auto import Auto
-from mcmcpost.control.estimate import Curve, Estimate, OverAll, assemble, rescaled, side_by_side, spread
+from mcmcpost.control.estimate import (
+    Curve,
+    Estimate,
+    OverAll,
+    assemble,
+    rescaled,
+    side_by_side,
+    spread,
+)
 from mcmcpost.control.features.quantity import doubt_of_steps
 from mcmcpost.control.functions import (
     SAME,
@@ -24,7 +32,12 @@ from mcmcpost.control.functions import (
     crossfit_functions,
     marginals,
 )
-from mcmcpost.control.method import AbstractControlVariate, PlainMean, mean_of_residuals, replace_columns
+from mcmcpost.control.method import (
+    AbstractControlVariate,
+    PlainMean,
+    mean_of_residuals,
+    replace_columns,
+)
 from mcmcpost.control.order_statistics import (
     ROUNDING,
     Densities,
@@ -48,10 +61,12 @@ from mcmcpost.scores import effective_size
 class Distribution(NamedTuple):
     """The marginal distributions of some quantities, of which everything can be asked.
 
-    sample : the quantities that differ. names : of all, and place : (p,) which of the sample each of them is.
+    sample : the quantities that differ. names : of all, and place : (p,) which of the sample each
+        of them is.
     problem : of those that vary, `columns` of the sample; None where nothing does.
     marginals : of these, what is known of their functions.
-    over_all : of a trace in chunks, of which the sample has evenly spaced draws: what all of them say.
+    over_all : of a trace in chunks, of which the sample has evenly spaced draws: what all of them
+        say.
     """
 
     sample: Sample
@@ -67,23 +82,33 @@ class Distribution(NamedTuple):
     def explained(self) -> Float[np.ndarray, " p"]:
         """R² of every quantity by what stands for it; NaN where nothing does.
 
-        One for a coordinate of the trace and what is monotone in one, at least .98 for a cubic of a few coordinates.
-        Functions of what is explained by less gain less; they are right all the same.
+        One for a coordinate of the trace and what is monotone in one, at least .98 for a cubic of a
+        few coordinates. Functions of what is explained by less gain less; they are right all the
+        same.
         """
         known = [self.marginal(int(j)) for j in self.place]
         return np.array([np.nan if one is None else one.explained for one in known])
 
     @classmethod
     def of(
-        cls, sample: Sample, method: AbstractControlVariate, options: Options, *, of_all: bool = True
+        cls,
+        sample: Sample,
+        method: AbstractControlVariate,
+        options: Options,
+        *,
+        of_all: bool = True,
     ) -> "Distribution":
-        """Return the distributions of the integrands of a sample; `standardize` and `fallback` are not used.
+        """Return the distributions of the integrands of a sample; `standardize` and `fallback` are
+        not used.
 
-        of_all : the draws are all there are, so that integrands which are the same at each of them are the same.
+        of_all : the draws are all there are, so that integrands which are the same at each of them
+            are the same.
         """
         options = options._replace(standardize=None, fallback=True)
         options.check(sample.trace)
-        distinct, place = sample.without_repeats() if of_all else (sample, np.arange(len(sample.names)))
+        distinct, place = (
+            sample.without_repeats() if of_all else (sample, np.arange(len(sample.names)))
+        )
         problem = distinct.problem(options)
         known: tuple[Marginal | None, ...] = ()
         if problem is not None:
@@ -98,14 +123,18 @@ class Distribution(NamedTuple):
         """
         at = self._points("cdf", thresholds)
         if self.over_all is None:
-            each = [self._one(j).below(row[None]) for j, row in zip(self.place.tolist(), at, strict=True)]
+            each = [
+                self._one(j).below(row[None])
+                for j, row in zip(self.place.tolist(), at, strict=True)
+            ]
         else:
             of = np.repeat(self.place, at.shape[1])
             found = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
             each = [found.select(row) for row in np.arange(at.size).reshape(at.shape)]
         rows = [Curve.of(row, own) for row, own in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
-        # Each probability is estimated by itself: together they may decrease by as much as their errors.
+        # Each probability is estimated by itself: together they may decrease by as much as their
+        # errors.
         order = np.argsort(at, axis=1, kind="stable")
         mean = curve.mean.copy()
         for own, by in zip(mean, order, strict=True):
@@ -121,7 +150,9 @@ class Distribution(NamedTuple):
         for name, bound in (("lower", lower), ("upper", upper)):
             check_number("probability", name, bound, cure, inside="[-inf, inf]")
         if not lower < upper or np.isinf([lower, upper]).all():
-            raise InputError("probability", "`lower` below `upper`, one of them finite", (lower, upper), cure)
+            raise InputError(
+                "probability", "`lower` below `upper`, one of them finite", (lower, upper), cure
+            )
         # A draw at the lower bound is inside: the step is below it.
         finite_low = np.nextafter(lower, -np.inf)
         finite = [bound for bound in (finite_low, upper) if np.isfinite(bound)]
@@ -129,21 +160,29 @@ class Distribution(NamedTuple):
         def answer(part: Distribution) -> Estimate:
             values = part.sample.values
             with np.errstate(invalid="ignore"):
-                inside = np.where(np.isfinite(values), (values >= lower) & (values <= upper), np.nan)
+                inside = np.where(
+                    np.isfinite(values), (values >= lower) & (values <= upper), np.nan
+                )
             return part.events(inside, np.tile(finite, (values.shape[-1], 1)), shared=True)[0]
 
         if self.over_all is None:
             found = self._by_quantity(answer)
         else:
             every = np.arange(len(self.sample.names))
-            found = self.over_all.probabilities(every, *(np.full(len(every), end) for end in (finite_low, upper)))
-        inequality = [f"{lower:g} <= " if np.isfinite(lower) else "", f" <= {upper:g}" if np.isfinite(upper) else ""]
+            found = self.over_all.probabilities(
+                every, *(np.full(len(every), end) for end in (finite_low, upper))
+            )
+        inequality = [
+            f"{lower:g} <= " if np.isfinite(lower) else "",
+            f" <= {upper:g}" if np.isfinite(upper) else "",
+        ]
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
         return spread(_clipped(found), labels, self.place)
 
     @in_float64
     def quantile(self, probabilities: "float | Sequence[float] | np.ndarray") -> Estimate:
-        """Return the quantiles at some levels in (0, 1), those of one quantity after those of another."""
+        """Return the quantiles at some levels in (0, 1), those of one quantity after those of
+        another."""
         levels = check_probabilities(probabilities)
         first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
         found = self._quantiles(levels)
@@ -151,13 +190,16 @@ class Distribution(NamedTuple):
 
     @in_float64
     def interval(self, prob: float = 0.89, kind: str = "eti") -> Estimate:
-        """Return the lower and the upper bound of an interval of every quantity, named as in ``az.summary``.
+        """Return the lower and the upper bound of an interval of every quantity, named as in
+        ``az.summary``.
 
         kind : ``"eti"`` with equal tails, or ``"hdi"``, the shortest.
         """
         check_number("interval", "prob", prob, "Pass prob=0.89.", inside="(0, 1)")
         if kind not in ("eti", "hdi"):
-            raise InputError("interval", '`kind` to be "eti" or "hdi"', repr(kind), 'Pass kind="hdi".')
+            raise InputError(
+                "interval", '`kind` to be "eti" or "hdi"', repr(kind), 'Pass kind="hdi".'
+            )
         tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
         if kind == "eti":
             found = self._quantiles(tails)
@@ -173,16 +215,20 @@ class Distribution(NamedTuple):
     def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:
         """Return the density of every quantity, without a bandwidth where its mean is controlled.
 
-        With the field v that controls the mean of h, E[c 1{h > t}] = −p(t) E[v·∇h | h = t]: an ordinary expectation,
-        which is controlled as a probability is, over a regression on h. Where its error is smaller it is a kernel
-        estimate, ``plain``, whose bias is in the error to first order. With fewer than three effective draws beyond a
-        point it is ``unseen``, with at least the error of that.
+        With the field v that controls the mean of h, E[c 1{h > t}] = −p(t) E[v·∇h | h = t]: an
+        ordinary expectation, which is controlled as a probability is, over a regression on h. Where
+        its error is smaller it is a kernel estimate, ``plain``, whose bias is in the error to first
+        order. With fewer than three effective draws beyond a point it is ``unseen``, with at least
+        the error of that.
 
         points : t points for all quantities, or (p, t) for each its own.
         """
         at = self._points("pdf", points)
         if self.over_all is None:
-            rows = [_densities(self._one(j), row) for j, row in zip(self.place.tolist(), at, strict=True)]
+            rows = [
+                _densities(self._one(j), row)
+                for j, row in zip(self.place.tolist(), at, strict=True)
+            ]
         else:
             rows = self.over_all.densities(self.place, at)
         return Curve.side_by_side(rows, self.names)
@@ -192,7 +238,9 @@ class Distribution(NamedTuple):
             return self._by_quantity(partial(quantiles, probabilities=levels))
         return self.over_all.quantiles(levels)
 
-    def _points(self, where: str, points: "float | Sequence[Any] | np.ndarray") -> Float[np.ndarray, "p t"]:
+    def _points(
+        self, where: str, points: "float | Sequence[Any] | np.ndarray"
+    ) -> Float[np.ndarray, "p t"]:
         at = np.atleast_1d(as_real(where, "points", points)).astype(float)
         fits = at.ndim <= 2 and at.size and (at.ndim == 1 or len(at) == len(self.names))
         if not fits or not np.isfinite(at).all():
@@ -209,23 +257,29 @@ class Distribution(NamedTuple):
             sample=sample,
             names=sample.names,
             place=np.arange(len(places)),
-            problem=self.problem.select(columns) if self.problem is not None and len(columns) else None,
+            problem=self.problem.select(columns)
+            if self.problem is not None and len(columns)
+            else None,
             marginals=tuple(self.marginals[column] for column in columns),
             over_all=None if self.over_all is None else self.over_all.select(places),
         )
 
     def _one(self, j: int) -> "Distribution":
-        """Return the distribution of one quantity of the sample, with the regressions of its functions at hand."""
+        """Return the distribution of one quantity of the sample, with the regressions of its
+        functions at hand."""
         own = self.select(np.array([j]))
         if own.problem is None or (known := own.marginals[0]) is None:
             return own
         return own._replace(marginals=(known.prepared(own.problem),))
 
-    def _by_quantity(self, answer: "Callable[[Distribution], Estimate]", *, apart: bool = False) -> Estimate:
-        """Return the results for all quantities, in their order, each of those whose functions are known by itself.
+    def _by_quantity(
+        self, answer: "Callable[[Distribution], Estimate]", *, apart: bool = False
+    ) -> Estimate:
+        """Return the results for all quantities, in their order, each of those whose functions are
+        known by itself.
 
-        What these share is then in memory for one at a time, and none is searched for longer because of another. The
-        others share their regression, unless they are taken `apart`, too.
+        What these share is then in memory for one at a time, and none is searched for longer
+        because of another. The others share their regression, unless they are taken `apart`, too.
         """
         p = len(self.sample.names)
         # Splines of all quantities at once would be some hundred numbers a state and quantity.
@@ -243,24 +297,32 @@ class Distribution(NamedTuple):
         return self.marginals[place[0]] if len(place) else None
 
     def standard(self, j: int, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
-        """Return thresholds of a quantity of the sample, in its own units, in those of the problem."""
+        """Return thresholds of a quantity of the sample, in its own units, in those of the
+        problem."""
         place = int(np.flatnonzero(self.sample.columns == j)[0])
         assert self.problem is not None
-        return (thresholds / self.sample.units[j] - self.problem.location[place]) / self.problem.scale[place]
+        return (
+            thresholds / self.sample.units[j] - self.problem.location[place]
+        ) / self.problem.scale[place]
 
     def mapped(
         self, j: int, marginal: Marginal, points: Float[np.ndarray, " t"]
     ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-        """Return the marginal's h at some points of a quantity of the sample, and dh by the quantity there."""
+        """Return the marginal's h at some points of a quantity of the sample, and dh by the
+        quantity there."""
         place = int(np.flatnonzero(self.sample.columns == j)[0])
         assert self.problem is not None
         standard, unit = self.standard(j, points), self.problem.scale[place] * self.sample.units[j]
         return marginal.at(standard), marginal.stretch(standard) / unit
 
-    def _steps(self, j: int, marginal: Marginal, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
-        """Return h at thresholds of a quantity, between the same draws as these where rounding decides.
+    def _steps(
+        self, j: int, marginal: Marginal, thresholds: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, " t"]:
+        """Return h at thresholds of a quantity, between the same draws as these where rounding
+        decides.
 
-        A draw that is equal to a threshold could be on the other side of it, and nothing would be exact.
+        A draw that is equal to a threshold could be on the other side of it, and nothing would be
+        exact.
         """
         assert self.problem is not None
         steps = marginal.at(self.standard(j, thresholds))
@@ -275,7 +337,8 @@ class Distribution(NamedTuple):
         return np.where(np.abs(between - steps) <= SAME * np.ptp(h), between, steps)
 
     def effective_sizes(self) -> Float[np.ndarray, " p"]:
-        """Return the effective sample sizes of the quantities of the sample; infinite for one that is not finite."""
+        """Return the effective sample sizes of the quantities of the sample; infinite for one that
+        is not finite."""
         p, known = len(self.sample.names), self.sample.varying
         if self.sample.trace.weights is not None:
             return np.full(p, self.sample.trace.weights.ess)
@@ -292,11 +355,17 @@ class Distribution(NamedTuple):
         return self.events(below.reshape(*values.shape[:2], -1), thresholds, shared=False)[0]
 
     def events(
-        self, values: Float[np.ndarray, "c n q"], thresholds: Float[np.ndarray, "p t"], *, shared: bool
+        self,
+        values: Float[np.ndarray, "c n q"],
+        thresholds: Float[np.ndarray, "p t"],
+        *,
+        shared: bool,
     ) -> tuple[Estimate, Float[np.ndarray, "f q"]]:
-        """Return the probabilities of events of the quantities of the sample, and those without each fold.
+        """Return the probabilities of events of the quantities of the sample, and those without
+        each fold.
 
-        shared : an event of each quantity has all of its thresholds as steps; otherwise there are t events of each.
+        shared : an event of each quantity has all of its thresholds as steps; otherwise there are t
+            events of each.
         """
         sample, each = self.sample, 1 if shared else thresholds.shape[1]
         of = np.repeat(np.arange(len(sample.names)), each)
@@ -307,7 +376,8 @@ class Distribution(NamedTuple):
             found = assemble(events, self.options, sizes=sizes)
             return found, found.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
-        # Events of what is no known function of the coordinates are regressed on the scores, as any integrand.
+        # Events of what is no known function of the coordinates are regressed on the scores, as any
+        # integrand.
         direct: list[int] = []
         for j in range(len(sample.names)):
             own = np.flatnonzero(of[events.columns] == j)
@@ -318,38 +388,61 @@ class Distribution(NamedTuple):
                 steps = self._steps(j, marginal, thresholds[j])
                 columns = events.columns[own] - j * each
                 if shared:
-                    with_steps = {name: Splines.of(problem, field, steps) for name, field in marginal.fields.items()}
+                    with_steps = {
+                        name: Splines.of(problem, field, steps)
+                        for name, field in marginal.fields.items()
+                    }
                     fit = crossfit_functions(problem.select(own), with_steps, plain[own])
                 else:
-                    fit = crossfit_functions(problem.select(own), marginal.splines, plain[own], steps[columns])
+                    fit = crossfit_functions(
+                        problem.select(own), marginal.splines, plain[own], steps[columns]
+                    )
                 if not (marginal.certain and marginal.is_linear):
                     # Where no draw is on the wrong side of a step, residuals show nothing.
                     value = next(iter(marginal.fields.values())).value
-                    unsure = marginal.unsure(self.standard(j, thresholds[j]))[0] if marginal.certain else None
+                    unsure = (
+                        marginal.unsure(self.standard(j, thresholds[j]))[0]
+                        if marginal.certain
+                        else None
+                    )
                     doubt = doubt_of_steps(value, problem.num_states, steps, unsure)
                     doubt = np.full(len(own), np.linalg.norm(doubt)) if shared else doubt[columns]
                     controlled = np.array([status is not Status.PLAIN for status in fit.status])
-                    fit = fit._replace(doubt=np.hypot(fit.doubt, np.where(controlled, doubt / problem.scale[own], 0.0)))
+                    fit = fit._replace(
+                        doubt=np.hypot(
+                            fit.doubt, np.where(controlled, doubt / problem.scale[own], 0.0)
+                        )
+                    )
                 best = replace_columns(best, fit, own, np.arange(len(own)))
         if direct:
             # A kernel for each of hundreds of indicators gains little and takes seconds.
-            method = dataclasses.replace(self.method, kernel=False) if isinstance(self.method, Auto) else self.method
+            method = (
+                dataclasses.replace(self.method, kernel=False)
+                if isinstance(self.method, Auto)
+                else self.method
+            )
             rest = np.array(direct)
-            best = replace_columns(best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest)))
+            best = replace_columns(
+                best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest))
+            )
         found = assemble(events, self.options, problem, best, sizes)
         # The jackknife of shortest intervals asks for these: of plain estimates those of the draws.
         without = np.repeat(found.mean[None], problem.folds.num_folds, axis=0)
         moved = np.asarray(best.refits.without_fold)
         used = found.mean[events.columns] != found.mean_plain[events.columns]
         controlled = problem.location + problem.scale * moved
-        without[:, events.columns] = np.where(used & np.isfinite(moved), controlled, _without_folds(problem))
+        without[:, events.columns] = np.where(
+            used & np.isfinite(moved), controlled, _without_folds(problem)
+        )
         return found, without
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:
     """Return the plain means without each fold."""
     nothing = np.zeros_like(problem.values)
-    return problem.location + problem.scale * np.asarray(mean_of_residuals(problem, nothing)[1].without_fold)
+    return problem.location + problem.scale * np.asarray(
+        mean_of_residuals(problem, nothing)[1].without_fold
+    )
 
 
 def _clipped(estimate: Estimate) -> Estimate:
@@ -358,7 +451,8 @@ def _clipped(estimate: Estimate) -> Estimate:
 
 def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     """Return the density of the quantity of a sample of one."""
-    # p(t) = −E[c 1{h > t}]/E[v·∇h | h = t] (docs/mathematics.md section 2): the numerator is an expectation.
+    # p(t) = −E[c 1{h > t}]/E[v·∇h | h = t] (docs/mathematics.md section 2): the numerator is an
+    # expectation.
     sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
     if not sample.varying[0] or problem is None:
         nothing = np.full(each.shape, np.nan)
@@ -370,7 +464,9 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
     # The largest draw itself has none above it, and yet is one.
     below = np.where(at / scale == series.max(), 1 - 1 / series.size, below)
-    known = Densities.of_kernel(kernel / scale, kernel_error / scale, below, (ess, float(series.std()) * scale))
+    known = Densities.of_kernel(
+        kernel / scale, kernel_error / scale, below, (ess, float(series.std()) * scale)
+    )
     if marginal is None:
         return known.curve(at)
     h, stretch = dist.mapped(0, marginal, at)
@@ -378,14 +474,23 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         field = splines.field
         slope, slope_error = field.conditional(problem.counts, h, ess)
         slope_error = np.hypot(slope_error, field.unlike_coarse(problem.counts, h))
-        value, control = (part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control))
-        # What is controlled is the density of what stands for the quantity: with an R² of 0.988 it may be 15 % off.
+        value, control = (
+            part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control)
+        )
+        # What is controlled is the density of what stands for the quantity: with an R² of 0.988 it
+        # may be 15 % off.
         change = change_error = np.zeros(len(at))
         if not marginal.certain:
             own_value = problem.values[problem.inverse, 0].reshape(series.shape)
-            change, change_error = density_of_leftover(own_value, value[..., 0], h, sample.trace.weights)
+            change, change_error = density_of_leftover(
+                own_value, value[..., 0], h, sample.trace.weights
+            )
         products = Sample.of(
-            sample.trace, tuple(map(str, at)), -control * (value > h), np.zeros(len(at), bool), sample.states
+            sample.trace,
+            tuple(map(str, at)),
+            -control * (value > h),
+            np.zeros(len(at), bool),
+            sample.states,
         )
         own = products.problem_on(problem)
         columns = products.columns
@@ -396,29 +501,35 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = stretch / slope
             density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
-            deviation = np.hypot(np.hypot(found.mcse * unit, density * slope_error / slope), change_error * stretch)
+            deviation = np.hypot(
+                np.hypot(found.mcse * unit, density * slope_error / slope), change_error * stretch
+            )
             if not marginal.is_linear:
                 deviation = np.hypot(deviation, density * marginal.unsure(dist.standard(0, at))[1])
             density = density + change * stretch
         status = np.array(found.status, dtype=object)
-        # The mean is exact to rounding, and the map from the quantity to the coordinate is interpolated.
-        status[np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)] = (
-            Status.CONTROLLED
-        )
+        # The mean is exact to rounding, and the map from the quantity to the coordinate is
+        # interpolated.
+        status[
+            np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)
+        ] = Status.CONTROLLED
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
         known = known.improved(density, deviation, found.mean_plain * unit, raw, status)
     return known.curve(at)
 
 
 def _shortest(dist: Distribution, prob: float) -> Estimate:
-    """Return the ends of the shortest interval of one quantity, and their errors from leaving out folds."""
+    """Return the ends of the shortest interval of one quantity, and their errors from leaving out
+    folds."""
     sample, whole, weights = dist.sample, dist.problem, dist.sample.trace.weights
     series = sample.scaled
     numbers = np.full((4, 2), np.nan)  # mean, mcse, and both without control variates
     if not sample.varying[0] or whole is None:
         value = np.median(series)
         numbers[:] = np.array([value, 0.0, value, 0.0])[:, None] if sample.finite[0] else np.nan
-        status: tuple[Status, ...] = (Status.CONSTANT if sample.finite[0] else Status.UNDEFINED,) * 2
+        status: tuple[Status, ...] = (
+            Status.CONSTANT if sample.finite[0] else Status.UNDEFINED,
+        ) * 2
         method: tuple[str, ...] = (PlainMean().label,) * 2
         residuals = np.repeat(series, 2, axis=2)
     else:
@@ -427,20 +538,29 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
             return (series <= grid.reshape(-1)).astype(float)
 
         def controlled(grid: np.ndarray) -> Known:
-            found, without = dist.events(below(grid), grid.reshape(1, -1) * sample.units, shared=False)
+            found, without = dist.events(
+                below(grid), grid.reshape(1, -1) * sample.units, shared=False
+            )
             return Known(found.mean, found.mcse, without, found.residuals, weights)
 
         def plain(grid: np.ndarray) -> Known:
             events = below(grid)
             problem = with_values(whole, events, sample.states, weights)
-            return Known(problem.location, mcse_mean(events, weights), _without_folds(problem), events, weights)
+            return Known(
+                problem.location,
+                mcse_mean(events, weights),
+                _without_folds(problem),
+                events,
+                weights,
+            )
 
         ends, reach = shortest_of_draws(series[..., 0], prob)
         numbers[:2] = converged_ends(controlled, ends, reach, series[..., 0], prob)
         numbers[2:] = converged_ends(plain, ends, reach, series[..., 0], prob)
         there, _ = dist.events(below(numbers[0]), numbers[:1] * sample.units, shared=False)
         status, method, residuals = there.status, there.method, there.residuals
-        # Both ends are of one interval: one of either would hold another probability, and neither error would be right.
+        # Both ends are of one interval: one of either would hold another probability, and neither
+        # error would be right.
         if not np.linalg.norm(numbers[1]) < np.linalg.norm(numbers[3]):
             numbers[:2], status, method = numbers[2:], (Status.PLAIN,) * 2, (PlainMean().label,) * 2
     mean, mcse, mean_plain, mcse_plain = numbers

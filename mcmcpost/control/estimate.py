@@ -1,7 +1,9 @@
-"""Estimates of expectations: what is reported of a control variate, and of the plain mean beside it.
+"""Estimates of expectations: what is reported of a control variate, and of the plain mean beside
+it.
 
-Estimates of other chains of one posterior are pooled as one estimate, which costs nothing but the new chains. What a
-reduction is worth is the time that sampling alone would take for the same errors.
+Estimates of other chains of one posterior are pooled as one estimate, which costs nothing but the
+new chains. What a reduction is worth is the time that sampling alone would take for the same
+errors.
 """
 
 import itertools
@@ -16,7 +18,14 @@ from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, columnwise
 from mcmcpost.control.problem import Options, Problem, Sample, column_sd
-from mcmcpost.control.standard_errors import DISAGREEMENT, Residuals, heavy_tailed, judge, plain_means, total_error
+from mcmcpost.control.standard_errors import (
+    DISAGREEMENT,
+    Residuals,
+    heavy_tailed,
+    judge,
+    plain_means,
+    total_error,
+)
 from mcmcpost.core.arguments import check_tree_type
 from mcmcpost.core.arrays import columns_of, in_blocks
 from mcmcpost.core.errors import TRUSTED, WITHOUT_GAIN, WORST_FIRST, InputError, Status
@@ -41,28 +50,32 @@ NUMBERS = {
     "variance_ratio": "variance_ratio",
     "mean_crossfit": "mean_crossfit",
 }
-"""What is written of a quantity in every table, file and JSON, and the field of `Estimate` that holds it."""
+"""What is written of a quantity in every table, file and JSON, and the field of `Estimate` that
+holds it."""
 
 
 class Estimate(NamedTuple):
-    """Posterior expectations of p integrands; see docs/mathematics.md section 2 for the definitions.
+    """Posterior expectations of p integrands; see docs/mathematics.md section 2 for the
+    definitions.
 
     names : p labels.
-    mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units. `mean` is that of the
-        fit on all draws. `mcse` is how far it moves when it is fitted on parts of the draws, at least the ESS-based
-        error of the cross-fitted residuals, enlarged for heavy tails; see `total_error`.
+    mean, mcse : (p,) the estimate and its Monte Carlo standard error, in the integrand's units.
+        `mean` is that of the fit on all draws. `mcse` is how far it moves when it is fitted on
+        parts of the draws, at least the ESS-based error of the cross-fitted residuals, enlarged for
+        heavy tails; see `total_error`.
     gain : (p,) (mcse_plain/mcse)², the factor of draws saved.
     variance_ratio : (p,) Var f / Var residual, cross-fitted.
     status, method : p statuses and what was fitted.
     sd : (p,) posterior standard deviation of the integrand.
     mean_plain, mcse_plain : (p,) without control variates.
     mean_crossfit : (p,) mean of the cross-fitted residuals.
-    residuals : (c, n, p) integrand minus held-out control variate; its mean, weighted where the draws have weights,
-        estimates the expectation. From sums, of draws in chunks too, they are means over n runs of a chain's draws.
+    residuals : (c, n, p) integrand minus held-out control variate; its mean, weighted where the
+        draws have weights, estimates the expectation. From sums, of draws in chunks too, they are
+        means over n runs of a chain's draws.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
-    info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and `pareto_khat`. Lists
-        have an entry for each quantity that was fitted: those that are constant are not, and of `duplicates` the first
-        is.
+    info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and
+        `pareto_khat`. Lists have an entry for each quantity that was fitted: those that are
+        constant are not, and of `duplicates` the first is.
     """
 
     names: tuple[str, ...]
@@ -88,8 +101,13 @@ class Estimate(NamedTuple):
 
     @property
     def duplicates(self) -> dict[str, str]:
-        """The element of a variable that each of these names repeats at every draw, as corr[1, 0] does corr[0, 1]."""
-        return {name: first for name, first in self.info.get("duplicates", {}).items() if name in self.names}
+        """The element of a variable that each of these names repeats at every draw, as corr[1, 0]
+        does corr[0, 1]."""
+        return {
+            name: first
+            for name, first in self.info.get("duplicates", {}).items()
+            if name in self.names
+        }
 
     @property
     def _along(self) -> str:
@@ -97,7 +115,8 @@ class Estimate(NamedTuple):
         return "run" if "num_runs" in self.info else "draw"
 
     def select(self, places: Int[np.ndarray, " q"]) -> "Estimate":
-        """Return the estimates of the quantities at these places, in this order; `info` is that of all."""
+        """Return the estimates of the quantities at these places, in this order; `info` is that of
+        all."""
         return self._replace(
             names=tuple(self.names[j] for j in places),
             status=tuple(self.status[j] for j in places),
@@ -109,16 +128,19 @@ class Estimate(NamedTuple):
 
     @property
     def listed(self) -> Int[np.ndarray, " q"]:
-        """The places of what a table for readers lists: no constants, and each of `duplicates` once."""
+        """The places of what a table for readers lists: no constants, and each of `duplicates`
+        once."""
         left_out = self.constants.keys() | self.duplicates.keys()
         return np.array([j for j, name in enumerate(self.names) if name not in left_out], dtype=int)
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """Return one row per quantity: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status, digits.
+        """Return one row per quantity: mean, sd, mcse, mean_cv, mcse_cv, gain, method, status,
+        digits.
 
-        mean, sd, mcse are the plain posterior mean, standard deviation and Monte Carlo standard error, as in
-        ``az.summary``; mean_cv and mcse_cv are the controlled ones; gain is (mcse/mcse_cv)²; digits is how many
-        significant digits of mean_cv lie above twice its error. A constant has its value and no error.
+        mean, sd, mcse are the plain posterior mean, standard deviation and Monte Carlo standard
+        error, as in ``az.summary``; mean_cv and mcse_cv are the controlled ones; gain is
+        (mcse/mcse_cv)²; digits is how many significant digits of mean_cv lie above twice its error.
+        A constant has its value and no error.
         """
         import pandas
 
@@ -138,7 +160,8 @@ class Estimate(NamedTuple):
         )
 
     def to_json_dict(self) -> dict[str, list[dict[str, Any]]]:
-        """Return ``{"quantities": [{"name", "mean", "mcse", "mean_cv", ...}]}`` with None for NaN and infinities.
+        """Return ``{"quantities": [{"name", "mean", "mcse", "mean_cv", ...}]}`` with None for NaN
+        and infinities.
 
         The names mean what they do in `to_dataframe`.
         """
@@ -147,7 +170,11 @@ class Estimate(NamedTuple):
             "quantities": [
                 {"name": name}
                 | {key: json_able(float(getattr(self, field)[j])) for key, field in NUMBERS.items()}
-                | {"method": self.method[j], "status": str(self.status[j]), "digits": int(digits[j])}
+                | {
+                    "method": self.method[j],
+                    "status": str(self.status[j]),
+                    "digits": int(digits[j]),
+                }
                 for j, name in enumerate(self.names)
             ]
         }
@@ -157,16 +184,17 @@ class Estimate(NamedTuple):
 
         Parameters
         ----------
-        tree : the trace of the estimate, from which the other groups are taken; it is not changed, and their arrays are
-            shared with it, as by ``tree.copy()``.
+        tree : the trace of the estimate, from which the other groups are taken; it is not changed,
+            and their arrays are shared with it, as by ``tree.copy()``.
 
         Returns
         -------
-        DataTree : variables `mean`, `sd`, `mcse`, `mean_cv`, `mcse_cv` and `gain`, which mean what they do in
-            `to_dataframe`, `variance_ratio`, `mean_crossfit`, `status` and `method` over `quantity`; `residual` (chain,
-            draw, quantity), from sums (chain, run, quantity), whose spread is that of f − g and not of the posterior;
-            `covariance` (quantity, quantity_bis) of `mean_cv`. Attrs: the methods, `info` as JSON with null for what is
-            not finite, its scalar entries one by one, and versions.
+        DataTree : variables `mean`, `sd`, `mcse`, `mean_cv`, `mcse_cv` and `gain`, which mean what
+            they do in `to_dataframe`, `variance_ratio`, `mean_crossfit`, `status` and `method` over
+            `quantity`; `residual` (chain, draw, quantity), from sums (chain, run, quantity), whose
+            spread is that of f − g and not of the posterior; `covariance` (quantity, quantity_bis)
+            of `mean_cv`. Attrs: the methods, `info` as JSON with null for what is not finite, its
+            scalar entries one by one, and versions.
         """
         import xarray
 
@@ -210,15 +238,24 @@ class Curve(NamedTuple):
     status: tuple[Status, ...]
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """Return a row for each quantity and point; columns are those of `Estimate.to_dataframe`."""
+        """Return a row for each quantity and point; columns are those of
+        `Estimate.to_dataframe`."""
         import pandas
 
         names = np.repeat(np.array(self.names, dtype=object), self.at.shape[1])
-        columns = {"mean": self.mean_plain, "mcse": self.mcse_plain, "mean_cv": self.mean, "mcse_cv": self.mcse}
+        columns = {
+            "mean": self.mean_plain,
+            "mcse": self.mcse_plain,
+            "mean_cv": self.mean,
+            "mcse_cv": self.mcse,
+        }
         columns |= {"gain": self.gain}
         return pandas.DataFrame(
-            {name: values.reshape(-1) for name, values in columns.items()} | {"status": list(map(str, self.status))},
-            index=pandas.MultiIndex.from_arrays([names, self.at.reshape(-1)], names=["quantity", "at"]),
+            {name: values.reshape(-1) for name, values in columns.items()}
+            | {"status": list(map(str, self.status))},
+            index=pandas.MultiIndex.from_arrays(
+                [names, self.at.reshape(-1)], names=["quantity", "at"]
+            ),
         )
 
     @classmethod
@@ -233,14 +270,19 @@ class Curve(NamedTuple):
         """Return the curves of several quantities as one."""
         *numbers, status = list(zip(*rows, strict=True))[1:]
         at, mean, mcse, mean_plain, mcse_plain, gain = map(np.concatenate, numbers)
-        return cls(names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status)))
+        return cls(
+            names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status))
+        )
 
 
 class OverAll(Protocol):
     """What is known of the p quantities of a sample by more draws than it has."""
 
     def probabilities(
-        self, of: Int[np.ndarray, " q"], lower: Float[np.ndarray, " q"], upper: Float[np.ndarray, " q"]
+        self,
+        of: Int[np.ndarray, " q"],
+        lower: Float[np.ndarray, " q"],
+        upper: Float[np.ndarray, " q"],
     ) -> Estimate:
         """Return the probabilities that quantities are above one number and at most another."""
 
@@ -248,7 +290,8 @@ class OverAll(Protocol):
         """Return the quantiles of all p quantities, those of one after those of another."""
 
     def shortest(self, prob: float) -> Estimate:
-        """Return the ends of the shortest intervals of all p quantities, those of one after those of another."""
+        """Return the ends of the shortest intervals of all p quantities, those of one after those
+        of another."""
 
     def densities(self, of: Int[np.ndarray, " r"], at: Float[np.ndarray, "r t"]) -> list[Curve]:
         """Return the densities of some quantities, each at points of its own."""
@@ -258,7 +301,8 @@ class OverAll(Protocol):
 
 
 def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:
-    """Return ⌊log₁₀(|mean|/2 mcse)⌋ between 0 and 15; 15 for an exact value and 0 for one that is not finite."""
+    """Return ⌊log₁₀(|mean|/2 mcse)⌋ between 0 and 15; 15 for an exact value and 0 for one that is
+    not finite."""
     with np.errstate(divide="ignore", invalid="ignore"):
         digits = np.floor(np.log10(np.abs(mean) / (2 * mcse)))
     digits = np.where(mcse == 0, 15.0, np.nan_to_num(digits, nan=0.0, posinf=15.0, neginf=0.0))
@@ -267,11 +311,22 @@ def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:
 
 def _chain_draw(tree: "xarray.DataTree", shape: tuple[int, ...]) -> dict[str, np.ndarray]:
     posterior = tree.children.get("posterior")
-    sizes = tuple(shape[:2]) if posterior is None else tuple(posterior.sizes.get(dim, 0) for dim in ("chain", "draw"))
+    sizes = (
+        tuple(shape[:2])
+        if posterior is None
+        else tuple(posterior.sizes.get(dim, 0) for dim in ("chain", "draw"))
+    )
     if sizes != tuple(shape[:2]):
-        raise InputError("to_datatree", f"a tree of {tuple(shape[:2])} chains and draws", sizes, "Pass its own trace.")
+        raise InputError(
+            "to_datatree",
+            f"a tree of {tuple(shape[:2])} chains and draws",
+            sizes,
+            "Pass its own trace.",
+        )
     return {
-        dim: posterior.coords[dim].values if posterior is not None and dim in posterior.coords else np.arange(size)
+        dim: posterior.coords[dim].values
+        if posterior is not None and dim in posterior.coords
+        else np.arange(size)
         for dim, size in zip(("chain", "draw"), shape, strict=False)
     }
 
@@ -289,8 +344,11 @@ def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
     }
 
 
-def estimate_expectations(sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
-    """Estimate the posterior expectation of each integrand with `method`, falling back to the plain mean without gain.
+def estimate_expectations(
+    sample: Sample, method: AbstractControlVariate, options: Options
+) -> Estimate:
+    """Estimate the posterior expectation of each integrand with `method`, falling back to the plain
+    mean without gain.
 
     An integrand with a NaN or infinity is returned as NaN, ``undefined``.
     """
@@ -310,7 +368,8 @@ def estimate_distinct(sample: Sample, method: AbstractControlVariate, options: O
 def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
     """Return the estimates of quantities of which some are the same: for each, that at its place.
 
-    `duplicates` are elements of one variable; what two variables have in common stands in the tables of both.
+    `duplicates` are elements of one variable; what two variables have in common stands in the
+    tables of both.
     """
     firsts: dict[tuple[int, str], str] = {}
     doubles = {}
@@ -319,11 +378,14 @@ def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " 
         first = firsts.setdefault((at, name.partition("[")[0]), name)
         if first != name:
             doubles[name] = first
-    return estimate.select(place)._replace(names=names, info=estimate.info | {"duplicates": doubles})
+    return estimate.select(place)._replace(
+        names=names, info=estimate.info | {"duplicates": doubles}
+    )
 
 
 def rescaled(estimate: Estimate, units: Float[np.ndarray, " p"]) -> Estimate:
-    """Return an estimate of values divided by `units` as that of the values; a covariance may overflow or vanish."""
+    """Return an estimate of values divided by `units` as that of the values; a covariance may
+    overflow or vanish."""
     if (units == 1).all():
         return estimate
     names = ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "mean_crossfit", "residuals")
@@ -340,9 +402,11 @@ def assemble(
     fit: FoldFit | None = None,
     sizes: Float[np.ndarray, " p"] | None = None,
 ) -> Estimate:
-    """Return the estimate: the control variate where one was fitted and is believed, and the plain mean elsewhere.
+    """Return the estimate: the control variate where one was fitted and is believed, and the plain
+    mean elsewhere.
 
-    problem, fit : the `problem` of the sample and its control variate; None where no integrand could be fitted.
+    problem, fit : the `problem` of the sample and its control variate; None where no integrand
+        could be fitted.
     sizes : as in `plain_means`.
     """
     plain = plain_means(sample, sizes)
@@ -361,13 +425,17 @@ def assemble(
             rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
             for block in in_blocks(*rows[0].shape):
                 # Copies of a state share the control variate; f is that of the draw itself.
-                rows[0][block] = rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
+                rows[0][block] = (
+                    rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
+                )
             without = columnwise(lambda fields, index=index: fields[index], plain)
             seen, chosen = Residuals.of(residual, asked, weights), fit.select(some)
             mean = own.location + own.scale * chosen.mean
             # In the problem's units, in which integrands have unit standard deviation.
             mcse = own.scale * total_error(own, chosen, seen.error / own.scale)
-            part = judge(mean, mcse, seen, without, chosen.status, chosen.method, own.outline, options)
+            part = judge(
+                mean, mcse, seen, without, chosen.status, chosen.method, own.outline, options
+            )
             # A control variate that was not believed leaves no trace in residuals and covariance.
             for place, used in enumerate(index):
                 if part.used[place]:
@@ -381,23 +449,30 @@ def assemble(
     if weights is None:
         heavy[columns] = heavy_tailed(fitted)
     else:
-        # An event is bounded. Its influence is as heavy as the weights are, and what these are is judged below.
+        # An event is bounded. Its influence is as heavy as the weights are, and what these are is
+        # judged below.
         bounded = ((fitted == 0) | (fitted == 1)).all(axis=(0, 1))
         heavy[columns] = ~bounded
         heavy[columns[~bounded]] = heavy_tailed(weights.influence(fitted[..., ~bounded]))
     doubtful: tuple[Status, ...] = TRUSTED
     if weights is not None:
         heavy |= sample.varying & (weights.khat > GOOD_KHAT)
-        doubtful = (*TRUSTED, Status.TOO_FEW_DRAWS)  # few draws have all the weight, however many there are
+        # few draws have all the weight, however many there are
+        doubtful = (*TRUSTED, Status.TOO_FEW_DRAWS)
         info |= {"pareto_khat": weights.khat, "ess": weights.ess}
-    status = [Status.HEAVY_TAIL if h and s in doubtful else s for h, s in zip(heavy, found.status, strict=True)]
+    status = [
+        Status.HEAVY_TAIL if h and s in doubtful else s
+        for h, s in zip(heavy, found.status, strict=True)
+    ]
     estimate = Estimate(
         names=sample.names,
         mean=found.mean,
         mcse=found.mcse,
         gain=found.gain,
         variance_ratio=found.variance_ratio,
-        status=tuple(Status.BAD_SCORES if bad else own for bad, own in zip(marked, status, strict=True)),
+        status=tuple(
+            Status.BAD_SCORES if bad else own for bad, own in zip(marked, status, strict=True)
+        ),
         method=found.method,
         sd=plain.sd,
         mean_plain=plain.mean,
@@ -411,9 +486,12 @@ def assemble(
 
 
 def covariance_of(
-    series: Float[np.ndarray, "c n p"], mcse: Float[np.ndarray, " p"], weights: Weights | None = None
+    series: Float[np.ndarray, "c n p"],
+    mcse: Float[np.ndarray, " p"],
+    weights: Weights | None = None,
 ) -> Float[np.ndarray, "p p"]:
-    """Return the correlation of the series (c, n, p), of weighted draws of their influence, times the errors (p,)."""
+    """Return the correlation of the series (c, n, p), of weighted draws of their influence, times
+    the errors (p,)."""
     if weights is not None:
         series = weights.influence(series)
     flat = series.reshape(-1, series.shape[-1])
@@ -429,7 +507,8 @@ def covariance_of(
 
 
 def side_by_side(estimates: Sequence[Estimate], weights: Weights | None) -> Estimate:
-    """Return the estimates of different quantities of one trace as one, with `info` of the first."""
+    """Return the estimates of different quantities of one trace as one, with `info` of the
+    first."""
     joined: dict[str, Any] = {
         name: sum(parts, ()) if isinstance(parts[0], tuple) else np.concatenate(parts, axis=-1)
         for name, parts in zip(Estimate._fields, zip(*estimates, strict=True), strict=True)
@@ -452,29 +531,43 @@ def with_worth(estimate: Estimate, seconds: float) -> Estimate:
 
 
 def worth_of(estimate: Estimate, seconds: float) -> str:
-    """Return in one or two sentences what sampling more would cost, if the draws of an estimate took so many seconds.
+    """Return in one or two sentences what sampling more would cost, if the draws of an estimate
+    took so many seconds.
 
-    A gain is a factor of draws, and so of the time that they took, in which warm-up counts if the sampler's record
-    counts it. Quantities whose gain is not reported are left out; without any other the text is empty.
+    A gain is a factor of draws, and so of the time that they took, in which warm-up counts if the
+    sampler's record counts it. Quantities whose gain is not reported are left out; without any
+    other the text is empty.
     """
     # Gains of what was not fitted, or is exact, say nothing of the time that sampling would take.
-    gains = np.array([estimate.gain[j] for j in estimate.listed if estimate.status[j] not in WITHOUT_GAIN])
+    gains = np.array(
+        [estimate.gain[j] for j in estimate.listed if estimate.status[j] not in WITHOUT_GAIN]
+    )
     chains, draws, _ = estimate.residuals.shape
     # Sums over traces of several lengths know how many draws there were.
-    run = f"{estimate.info['num_draws']:,}" if "num_draws" in estimate.info else f"{chains} × {draws:,}"
+    run = (
+        f"{estimate.info['num_draws']:,}"
+        if "num_draws" in estimate.info
+        else f"{chains} × {draws:,}"
+    )
     took = duration(seconds)
     large = gains[gains >= DOUBLED]
     sentences = []
     if len(large):
-        few, half, most = (duration(float(q) * seconds) for q in np.quantile(large, (0.0, 0.5, 1.0)))
+        few, half, most = (
+            duration(float(q) * seconds) for q in np.quantile(large, (0.0, 0.5, 1.0))
+        )
         which = "" if len(large) == len(gains) else f" of {len(large)} of {len(gains)} quantities"
         spread = f" (median; {few} to {most})" if len(large) > 1 else ""
         sentences.append(
-            f"The same errors{which} by sampling alone would take about {half}{spread}; {run} draws took {took}."
+            f"The same errors{which} by sampling alone would take about {half}{spread}; {run} "
+            f"draws took {took}."
         )
     if len(large) < len(gains):
         others = f"the other {len(gains) - len(large)}" if len(large) else "them"
-        more = f"{run} more draws would take about {took} and divide errors by {significant(DOUBLED**0.5, 2)}"
+        more = (
+            f"{run} more draws would take about {took} and divide errors by "
+            f"{significant(DOUBLED**0.5, 2)}"
+        )
         sentences.append(f"{more}, which for {others} is more than the reduction does.")
     return " ".join(sentences)
 
@@ -492,19 +585,31 @@ FREEDOM = 7
 def pool(estimates: Sequence[Estimate]) -> Estimate:
     """Return one estimate of the same quantities from independent chains, each part weighted.
 
-    Weights are the draws, of weighted draws the effective ones, so that they are not estimated, where all parts were
-    made by the same method: variances of their means are then in that ratio. Elsewhere they are the inverse variances,
-    whose own noise adds 1 + 4 Σ wᵢ(1 − wᵢ)/7 to the variance (Meier 1953, doi:10.2307/3001633). A part without an error
-    has no weight.
+    Weights are the draws, of weighted draws the effective ones, so that they are not estimated,
+    where all parts were made by the same method: variances of their means are then in that ratio.
+    Elsewhere they are the inverse variances, whose own noise adds 1 + 4 Σ wᵢ(1 − wᵢ)/7 to the
+    variance (Meier 1953, doi:10.2307/3001633). A part without an error has no weight.
     """
     mean, mcse, sd, mean_plain, mcse_plain, ratio, crossfit = (
         np.stack([getattr(part, name) for part in estimates])
-        for name in ("mean", "mcse", "sd", "mean_plain", "mcse_plain", "variance_ratio", "mean_crossfit")
+        for name in (
+            "mean",
+            "mcse",
+            "sd",
+            "mean_plain",
+            "mcse_plain",
+            "variance_ratio",
+            "mean_crossfit",
+        )
     )
     rows = [part.residuals.shape[0] * part.residuals.shape[1] for part in estimates]
     # Estimates from sums have runs in place of draws and know how many draws there were.
-    draws = np.array([part.info.get("num_draws", own) for part, own in zip(estimates, rows, strict=True)])
-    sizes = np.array([part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)])
+    draws = np.array(
+        [part.info.get("num_draws", own) for part, own in zip(estimates, rows, strict=True)]
+    )
+    sizes = np.array(
+        [part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)]
+    )
     share = (sizes / sizes.sum())[:, None]
     methods = list(zip(*(part.method for part in estimates), strict=True))
     # Equal methods have variances in the ratio of the draws: known weights, no noise of their own.
@@ -533,7 +638,10 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         mcse=error,
         gain=np.where(np.isfinite(error), gain, np.nan),
         variance_ratio=np.where(sd.max(axis=0) > 0, scattered, 1.0),
-        status=tuple(min(own, key=WORST_FIRST.index) for own in zip(*(p.status for p in estimates), strict=True)),
+        status=tuple(
+            min(own, key=WORST_FIRST.index)
+            for own in zip(*(p.status for p in estimates), strict=True)
+        ),
         method=tuple(" + ".join(dict.fromkeys(own)) for own in methods),
         # Variance within parts and between their means.
         sd=np.sqrt((share * (sd**2 + (mean_plain - middle) ** 2)).sum(axis=0)),
@@ -541,7 +649,11 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         mcse_plain=plain,
         mean_crossfit=(weight * crossfit).sum(axis=0),
         residuals=_one_after_the_other([part.residuals for part in estimates]),
-        covariance=np.where(np.isnan(mean) | np.isnan(mean)[:, None], np.nan, outer * np.sqrt(noise[:, None] * noise)),
+        covariance=np.where(
+            np.isnan(mean) | np.isnan(mean)[:, None],
+            np.nan,
+            outer * np.sqrt(noise[:, None] * noise),
+        ),
         info={name: estimates[0].info[name] for name in ("num_runs",) if name in estimates[0].info}
         | {"pooled_draws": draws.tolist(), "duplicates": estimates[0].info.get("duplicates", {})}
         | _weights_of(estimates, float(sizes.sum())),
@@ -549,8 +661,11 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
 
 
 def _weights_of(estimates: Sequence[Estimate], ess: float) -> dict[str, Any]:
-    """Return the effective draws and the largest Pareto k-hat where some draws are weighted; None is one not finite."""
-    khats: list[Any] = [part.info["pareto_khat"] for part in estimates if "pareto_khat" in part.info]
+    """Return the effective draws and the largest Pareto k-hat where some draws are weighted; None
+    is one not finite."""
+    khats: list[Any] = [
+        part.info["pareto_khat"] for part in estimates if "pareto_khat" in part.info
+    ]
     return {"ess": ess, "pareto_khat": None if None in khats else max(khats)} if khats else {}
 
 
@@ -573,9 +688,11 @@ def _weights(
 
 
 def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
-    """Return two estimates that share a chain, whose residuals at its first draws are the same; None without one.
+    """Return two estimates that share a chain, whose residuals at its first draws are the same;
+    None without one.
 
-    Rare events look alike in different chains: only residuals of many values tell, or an estimate that is there twice.
+    Rare events look alike in different chains: only residuals of many values tell, or an estimate
+    that is there twice.
     """
     heads = [np.asarray(part.residuals[:, :COMPARED]) for part in estimates]
     # The same draws, not the same law: identical heads do not occur in independent chains.
@@ -590,7 +707,8 @@ def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
 
 
 def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.ndarray, " p"]:
-    """Return for which quantities a part contradicts the pooled estimate at the level of five standard errors."""
+    """Return for which quantities a part contradicts the pooled estimate at the level of five
+    standard errors."""
     # What both know exactly may differ by rounding of the sums.
     rounding = 1e-9 * (np.abs(pooled.mean) + pooled.sd) + np.finfo(float).tiny
     found = np.zeros(len(pooled.names), bool)
@@ -602,7 +720,9 @@ def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.nd
             )
             # The errors of fits come from refits with about seven degrees of freedom, hence
             # Student's t.
-            found |= gap > rounding + scipy.stats.t.isf(DISAGREEMENT, FREEDOM) * np.hypot(part.mcse, pooled.mcse)
+            found |= gap > rounding + scipy.stats.t.isf(DISAGREEMENT, FREEDOM) * np.hypot(
+                part.mcse, pooled.mcse
+            )
     return found
 
 
@@ -610,11 +730,17 @@ def stored_estimate(tree: "xarray.DataTree") -> Estimate:
     """Return the estimate that `Estimate.to_datatree` wrote to a tree."""
     check_tree_type("pool_estimates", tree)
     if GROUP not in tree.children:
-        got, cure = ", ".join(tree.children) or "no group", "Write them with estimate.to_datatree()."
+        got, cure = (
+            ", ".join(tree.children) or "no group",
+            "Write them with estimate.to_datatree().",
+        )
         raise InputError("pool_estimates", f"a tree with estimates, in a group {GROUP}", got, cure)
     group = tree.children[GROUP].to_dataset()
     if "quantity" not in group.dims:
-        got, cure = f"dims {', '.join(map(str, group.dims))}", "Of a joint estimate pool each task by itself."
+        got, cure = (
+            f"dims {', '.join(map(str, group.dims))}",
+            "Of a joint estimate pool each task by itself.",
+        )
         raise InputError("pool_estimates", "estimates over `quantity`", got, cure)
     numbers = {field: group[name].values for name, field in NUMBERS.items()}
     return Estimate(

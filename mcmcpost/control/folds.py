@@ -11,11 +11,13 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost.core.arrays import in_blocks
 
 PAD = 64
-"""Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a compiled program."""
+"""Rows are padded to a multiple of this with rows of count zero: traces of nearly one size share a
+compiled program."""
 
 
 MOST_FOLDS = 1_000
-"""Folds k that may be asked for: the list of their halves and quarters takes memory of the order of k²."""
+"""Folds k that may be asked for: the list of their halves and quarters takes memory of the order of
+k²."""
 
 
 class Folds(NamedTuple):
@@ -43,7 +45,9 @@ class Folds(NamedTuple):
         """Return at most so many folds, of neighbours together."""
         if self.num_folds <= num_folds:
             return self
-        labels = np.where(self.labels < 0, -1, self.labels * num_folds // self.num_folds).astype(self.labels.dtype)
+        labels = np.where(self.labels < 0, -1, self.labels * num_folds // self.num_folds).astype(
+            self.labels.dtype
+        )
         return self._replace(labels=labels, num_folds=num_folds)
 
     @property
@@ -72,7 +76,8 @@ class Folds(NamedTuple):
         return [(np.flatnonzero(own), np.flatnonzero(self.seen & ~own)) for own in held_out]
 
     def rows_of(self, parts: Bool[np.ndarray, "s k"]) -> list[Int[np.ndarray, " b"]]:
-        """Return the rows of a fit that sees only some of the folds, for each of s sets of folds."""
+        """Return the rows of a fit that sees only some of the folds, for each of s sets of
+        folds."""
         rows = self.everyone
         labels = self.labels[rows]
         return [rows[own[labels]] for own in parts]
@@ -90,7 +95,9 @@ class Folds(NamedTuple):
             chosen = np.linspace(0, size - 1, max_rows).astype(int)
         else:
             total, wanted = np.cumsum(counts[rows]), min(max_rows, size)
-            chosen = np.minimum(np.searchsorted(total, (np.arange(wanted) + 0.5) / wanted * total[-1]), size - 1)
+            chosen = np.minimum(
+                np.searchsorted(total, (np.arange(wanted) + 0.5) / wanted * total[-1]), size - 1
+            )
         seen = np.zeros(len(self.labels), bool)
         seen[rows[chosen]] = True
         return self._replace(seen=seen)
@@ -98,7 +105,8 @@ class Folds(NamedTuple):
     def totals(
         self, rows: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"] | None = None
     ) -> Float[np.ndarray, "k p"]:
-        """Return the sum of rows over each fold, each row `counts` times; both may have padding after them."""
+        """Return the sum of rows over each fold, each row `counts` times; both may have padding
+        after them."""
         folds = np.arange(self.num_folds)
         found = np.zeros((len(folds), rows.shape[1]))
         for some in in_blocks(len(self.labels), len(folds) + rows.shape[1]):
@@ -106,7 +114,9 @@ class Folds(NamedTuple):
             found += (own if counts is None else own * counts[some]) @ rows[some]
         return found
 
-    def scatter(self, parts: Float[np.ndarray, "k b *p"], num_rows: int) -> Float[np.ndarray, " m *p"]:
+    def scatter(
+        self, parts: Float[np.ndarray, "k b *p"], num_rows: int
+    ) -> Float[np.ndarray, " m *p"]:
         """Return held-out values by row, from values by fold; zero on padding."""
         rows, real = self.held_out()
         scattered = np.zeros((num_rows, *parts.shape[2:]))
@@ -117,9 +127,9 @@ class Folds(NamedTuple):
 class Subsets(NamedTuple):
     """The sets of folds on which a fit is made again, to see how far its mean moves.
 
-    halves : (h, k) about half of the folds, and the other half, balanced: two folds are together as often as apart,
-        so that for a mean of independent folds the mean squared deviation is that of the jackknife (McCarthy 1969,
-        *Pseudo-replication: half samples*).
+    halves : (h, k) about half of the folds, and the other half, balanced: two folds are together as
+        often as apart, so that for a mean of independent folds the mean squared deviation is that
+        of the jackknife (McCarthy 1969, *Pseudo-replication: half samples*).
     quarters : (r, k) about a quarter; none for fewer than four folds.
     """
 
@@ -133,7 +143,12 @@ class Subsets(NamedTuple):
         signs = scipy.linalg.hadamard(1 << (num_folds - 1).bit_length())[1:, :num_folds] > 0
         shares = signs.mean(axis=1)
         signs = signs[(shares >= 1 / 3) & (shares <= 2 / 3)]
-        crossed = [a & b for one, two in itertools.pairwise(signs) for a in (one, ~one) for b in (two, ~two)]
+        crossed = [
+            a & b
+            for one, two in itertools.pairwise(signs)
+            for a in (one, ~one)
+            for b in (two, ~two)
+        ]
         quarters = np.array(crossed, bool).reshape(-1, num_folds)
         quarters = quarters[np.abs(quarters.mean(axis=1) - 0.25) <= 0.1]
         found = Subsets(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
@@ -154,7 +169,8 @@ def pad_rows(array: np.ndarray) -> np.ndarray:
 
 
 def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Return row lists of different lengths as one padded array (k, b) and the mask of its real entries."""
+    """Return row lists of different lengths as one padded array (k, b) and the mask of its real
+    entries."""
     width = max(PAD, padded(max((len(part) for part in parts), default=0)))
     rows = np.zeros((len(parts), width), int)
     mask = np.zeros((len(parts), width), bool)

@@ -1,8 +1,9 @@
-"""Functions of a quantity: each is regressed on a few controls of its own, from the field that controls the mean.
+"""Functions of a quantity: each is regressed on a few controls of its own, from the field that
+controls the mean.
 
-The field comes from linear fits of the quantity without each fold (`mcmcpost.control.linear`), so that it has not seen
-the state at which it stands. What remains is a small regression for each function, and those of one quantity share all
-columns but the one with their step.
+The field comes from linear fits of the quantity without each fold (`mcmcpost.control.linear`), so
+that it has not seen the state at which it stands. What remains is a small regression for each
+function, and those of one quantity share all columns but the one with their step.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -50,7 +51,8 @@ DISTANCE = 1e-8
 """Smallest distance of a column of unit norm from the span of those before it."""
 
 STEADY = 1e-9
-"""Ridge of a small regression on some of the folds toward the fit on all: felt where these do not determine it."""
+"""Ridge of a small regression on some of the folds toward the fit on all: felt where these do not
+determine it."""
 
 
 def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
@@ -58,20 +60,28 @@ def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
     problem, families = fits.problem, fits.system.families
     assert problem is not None
     coefficients, control = fits.in_controls()[:, 1:], fits.at_states().control
-    # v·∇h is the sum of what v does along the coordinates that h depends on: a few, which many quantities share.
+    # v·∇h is the sum of what v does along the coordinates that h depends on: a few, which many
+    # quantities share.
     users: dict[int, list[tuple[int, int]]] = {}
     directions: dict[int, np.ndarray] = {}
     for j, quantity in enumerate(quantities):
-        for k, (place, direction) in enumerate(zip(quantity.places, quantity.directions(problem), strict=True)):
+        for k, (place, direction) in enumerate(
+            zip(quantity.places, quantity.directions(problem), strict=True)
+        ):
             users.setdefault(int(place), []).append((j, k))
             directions[int(place)] = direction
     size = len(problem.counts)
-    slopes = [np.broadcast_to(quantity.slopes, (size, quantity.slopes.shape[1])) for quantity in quantities]
+    slopes = [
+        np.broadcast_to(quantity.slopes, (size, quantity.slopes.shape[1]))
+        for quantity in quantities
+    ]
     along = _along(problem.draws, problem.labels, slopes, families, coefficients, directions, users)
     # The control is in units of the problem's values, and h, with its gradient, in its own.
     along *= problem.scale
     control = control * problem.scale
-    return [Field(quantity.value, control[:, j], along[:, j]) for j, quantity in enumerate(quantities)]
+    return [
+        Field(quantity.value, control[:, j], along[:, j]) for j, quantity in enumerate(quantities)
+    ]
 
 
 def _along(
@@ -83,17 +93,23 @@ def _along(
     directions: Mapping[int, Float[np.ndarray, " d"]],
     users: Mapping[int, list[tuple[int, int]]],
 ) -> Float[np.ndarray, "m p"]:
-    """Return v·∇h of p quantities, with the coefficients that have not seen each state; zero on padding.
+    """Return v·∇h of p quantities, with the coefficients that have not seen each state; zero on
+    padding.
 
     directions : of each coordinate. users : which quantities depend on it, as which of their own.
     """
     starts = np.cumsum([0] + [family.size for family in families])
     found = np.zeros((len(labels), len(slopes)))
     for some in in_blocks(len(labels), coefficients.shape[1]):
-        here, folds = draws[some], [np.flatnonzero(labels[some] == fold) for fold in range(len(coefficients))]
+        here, folds = (
+            draws[some],
+            [np.flatnonzero(labels[some] == fold) for fold in range(len(coefficients))],
+        )
         for place, direction in directions.items():
             parts = [family.along(here, direction) for family in families]
-            columns = np.concatenate([start + own for start, (own, _) in zip(starts, parts, strict=False)])
+            columns = np.concatenate(
+                [start + own for start, (own, _) in zip(starts, parts, strict=False)]
+            )
             values = np.concatenate([value for _, value in parts], axis=1)
             who = [j for j, _ in users[place]]
             slope = np.stack([slopes[j][some, k] for j, k in users[place]], axis=1)
@@ -103,28 +119,35 @@ def _along(
 
 
 class Regression:
-    """The regression of functions of one quantity on columns that all of them have, and on one of each.
+    """The regression of functions of one quantity on columns that all of them have, and on one of
+    each.
 
-    As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all draws leaves. What
-    the functions share is made once.
+    As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all
+    draws leaves. What the functions share is made once.
     """
 
     def __init__(self, problem: Problem, shared: Float[np.ndarray, "m q"]) -> None:
         """Prepare for integrands at the states of a problem; its own are not looked at."""
         n, k = problem.num_states, problem.folds.num_folds
         self.root = np.sqrt(problem.counts[:n])[:, None]
-        # Orthonormal, so that sums over folds of what the fit on all leaves have as many digits as that has.
+        # Orthonormal, so that sums over folds of what the fit on all leaves have as many digits as
+        # that has.
         self.basis, self.rule = _orthonormal(shared[:n], self.root)
         self.folds = [np.flatnonzero(problem.labels[:n] == fold) for fold in range(k)]
         self.parts = [self.basis[rows] for rows in self.folds]
         halves = Subsets.of(k).halves
         # Without each fold, on halves, and on all.
-        self.sets = np.concatenate([~np.eye(k, dtype=bool), halves, np.ones((1, k), bool)]).astype(float)
+        self.sets = np.concatenate([~np.eye(k, dtype=bool), halves, np.ones((1, k), bool)]).astype(
+            float
+        )
         self.gram = np.tensordot(self.sets, np.stack([part.T @ part for part in self.parts]), 1)
         self.gram += STEADY * np.eye(len(self.rule))
 
-    def crossfit(self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None) -> FoldFit:
-        """Regress each integrand without each fold and on halves of them; `last` has the column of each."""
+    def crossfit(
+        self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None
+    ) -> FoldFit:
+        """Regress each integrand without each fold and on halves of them; `last` has the column of
+        each."""
         n, p, k = len(self.basis), problem.values.shape[1], len(self.folds)
         left = problem.values[:n] * self.root
         # First the fit on all draws; what the others differ by is then small, and so are its sums.
@@ -135,13 +158,19 @@ class Regression:
             own_column, last_rule = _beside(self.basis, self.rule, last[:n] * self.root)
         own = (own_column * left).sum(axis=0)
         left -= own_column * own
-        by_fold = [(part, own_column[rows], left[rows]) for part, rows in zip(self.parts, self.folds, strict=True)]
+        by_fold = [
+            (part, own_column[rows], left[rows])
+            for part, rows in zip(self.parts, self.folds, strict=True)
+        ]
         sums = (
             np.stack([np.concatenate([part.T @ x, part.T @ f], axis=1) for part, x, f in by_fold]),
-            np.stack([np.concatenate([(x * x).sum(axis=0), (x * f).sum(axis=0)]) for _, x, f in by_fold]),
+            np.stack(
+                [np.concatenate([(x * x).sum(axis=0), (x * f).sum(axis=0)]) for _, x, f in by_fold]
+            ),
         )
         sides, squares = (np.tensordot(self.sets, part, 1) for part in sums)
-        # The last column is eliminated: what the functions of one quantity share is factorised once for all.
+        # The last column is eliminated: what the functions of one quantity share is factorised once
+        # for all.
         by_last, by_values = np.split(np.linalg.solve(self.gram, sides), 2, axis=2)
         square, along = np.split(squares, 2, axis=1)
         pivot = square - (sides[..., :p] * by_last).sum(axis=1)
@@ -154,19 +183,25 @@ class Regression:
         refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
         control = np.zeros_like(problem.values)
         for fold, (rows, (part, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
-            control[rows] = (part @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[fold]
-        return FoldFit(constants[-1], control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {})
+            control[rows] = (part @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[
+                fold
+            ]
+        return FoldFit(
+            constants[-1], control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {}
+        )
 
 
 def _orthonormal(
     shared: Float[np.ndarray, "n q"], root: Float[np.ndarray, "n one"]
 ) -> tuple[Float[np.ndarray, "n r"], Float[np.ndarray, " r"]]:
-    """Return an orthonormal basis of the constant and some columns, and how the constant of a fit depends on it."""
+    """Return an orthonormal basis of the constant and some columns, and how the constant of a fit
+    depends on it."""
     design = np.concatenate([np.ones((len(root), 1)), shared], axis=1) * root
     norms = np.linalg.norm(design, axis=0)
     design = design[:, norms > 0] / norms[norms > 0]
     basis, upper = np.linalg.qr(design)
-    # Splines sum to one, so that a field that vanishes somewhere makes columns that depend on each other.
+    # Splines sum to one, so that a field that vanishes somewhere makes columns that depend on each
+    # other.
     while (dependent := np.abs(np.diagonal(upper)) <= DISTANCE).any():
         design = design[:, ~dependent]
         basis, upper = np.linalg.qr(design)
@@ -176,9 +211,12 @@ def _orthonormal(
 
 
 def _beside(
-    basis: Float[np.ndarray, "n r"], rule: Float[np.ndarray, " r"], columns: Float[np.ndarray, "n p"]
+    basis: Float[np.ndarray, "n r"],
+    rule: Float[np.ndarray, " r"],
+    columns: Float[np.ndarray, "n p"],
 ) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, " p"]]:
-    """Return columns of unit norm orthogonal to a basis, each by itself, and their part in the constant of a fit."""
+    """Return columns of unit norm orthogonal to a basis, each by itself, and their part in the
+    constant of a fit."""
     sizes = np.linalg.norm(columns, axis=0)
     inside = basis.T @ columns
     outside = columns - basis @ inside
@@ -199,33 +237,46 @@ class Splines(NamedTuple):
     beyond: Bool[np.ndarray, " m"]
 
     @classmethod
-    def of(cls, problem: Problem, field: Field, steps: Float[np.ndarray, " s"] | None = None) -> "Splines":
+    def of(
+        cls, problem: Problem, field: Field, steps: Float[np.ndarray, " s"] | None = None
+    ) -> "Splines":
         """Return those at the states of a problem; `steps` are such that all integrands have."""
         common = [] if steps is None else [field.steps(problem.counts, steps)]
         fine, coarse = (
-            Regression(problem, np.concatenate([field.splines(problem.counts, knots), *common], axis=1))
+            Regression(
+                problem, np.concatenate([field.splines(problem.counts, knots), *common], axis=1)
+            )
             for knots in (KNOTS, COARSE)
         )
         return cls(field, fine, coarse, field.beyond_zero(problem.counts))
 
-    def crossfit(self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None) -> FoldFit:
+    def crossfit(
+        self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None
+    ) -> FoldFit:
         """Regress functions of the quantity, each with a column of its own.
 
-        The distance of the mean from that with half the knots is part of the error. What splines do not follow of a
-        function is the same in every fold, and no refit shows it. So is what lies beyond a zero of the field: each
-        side has an identity of its own, and the mean may be that of the one with most draws.
+        The distance of the mean from that with half the knots is part of the error. What splines do
+        not follow of a function is the same in every fold, and no refit shows it. So is what lies
+        beyond a zero of the field: each side has an identity of its own, and the mean may be that
+        of the one with most draws.
         """
         fine, coarse = (part.crossfit(problem, method, last) for part in (self.fine, self.coarse))
         total, weight = problem.counts.sum(), problem.counts * self.beyond
-        beyond = np.abs(weight @ problem.values - weight.sum() * (problem.counts @ problem.values) / total) / total
+        beyond = (
+            np.abs(
+                weight @ problem.values - weight.sum() * (problem.counts @ problem.values) / total
+            )
+            / total
+        )
         return fine._replace(doubt=np.abs(fine.mean - coarse.mean) + beyond)
 
 
 class Marginal(NamedTuple):
-    """A quantity whose functions are controlled, with its fields by the method that each comes from, simplest first.
+    """A quantity whose functions are controlled, with its fields by the method that each comes
+    from, simplest first.
 
-    known, image : (k,) increasing values f of an integrand, standardised, and those of h at the same draws; f and h are
-        the same, to a factor and a shift, where there are two.
+    known, image : (k,) increasing values f of an integrand, standardised, and those of h at the
+        same draws; f and h are the same, to a factor and a shift, where there are two.
     explained : R² of f by h: one, or that of a polynomial that stands for f.
     splines : the regressions of each field, once it is `prepared`.
     """
@@ -248,7 +299,9 @@ class Marginal(NamedTuple):
 
     def prepared(self, problem: Problem) -> "Marginal":
         """Return the same with the regressions at hand, which take some hundred numbers a state."""
-        return self._replace(splines={method: Splines.of(problem, field) for method, field in self.fields.items()})
+        return self._replace(
+            splines={method: Splines.of(problem, field) for method, field in self.fields.items()}
+        )
 
     def at(self, thresholds: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """Return h where the integrand has these values."""
@@ -258,8 +311,11 @@ class Marginal(NamedTuple):
         """Return dh/df there."""
         return self._map(thresholds, 1)
 
-    def unsure(self, thresholds: Float[np.ndarray, " t"]) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-        """Return how far `at` may be off there, and `stretch` relative to itself, since it is known at draws only."""
+    def unsure(
+        self, thresholds: Float[np.ndarray, " t"]
+    ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+        """Return how far `at` may be off there, and `stretch` relative to itself, since it is known
+        at draws only."""
         if self.is_linear:
             return 0 * thresholds, 0 * thresholds
         inside = np.clip(thresholds, self.known[0], self.known[-1])
@@ -268,23 +324,32 @@ class Marginal(NamedTuple):
         with np.errstate(invalid="ignore", divide="ignore"):
             relative = np.abs(coarse[1] / fine[1] - 1)
         # A draw on either side tells that much of any map, smooth or not.
-        return np.fmin(np.abs(fine[0] - coarse[0]), high - low), np.where(fine[1] > 0, relative, np.inf)
+        return np.fmin(np.abs(fine[0] - coarse[0]), high - low), np.where(
+            fine[1] > 0, relative, np.inf
+        )
 
     def _map(self, thresholds: Float[np.ndarray, " t"], derivative: int) -> Float[np.ndarray, " t"]:
         if self.is_linear:
             slope = np.diff(self.image) / np.diff(self.known)
-            return slope + 0 * thresholds if derivative else self.image[0] + slope * (thresholds - self.known[0])
+            return (
+                slope + 0 * thresholds
+                if derivative
+                else self.image[0] + slope * (thresholds - self.known[0])
+            )
         # Beyond the draws nothing is known of the map, and there no step is left to control.
         inside = np.clip(thresholds, self.known[0], self.known[-1])
         found = interpolated(self.known, self.image, inside, NODES[0])[derivative]
-        # Monotone, as cubics through any draws are: in place of a polynomial that leaves the gap between two draws.
+        # Monotone, as cubics through any draws are: in place of a polynomial that leaves the gap
+        # between two draws.
         low, high = self._between(inside)
         astray = ~(found > 0) if derivative else ~((found >= low) & (found <= high))
         if astray.any():
             found[astray] = PchipInterpolator(self.known, self.image)(inside[astray], nu=derivative)
         return found
 
-    def _between(self, inside: Float[np.ndarray, " t"]) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
+    def _between(
+        self, inside: Float[np.ndarray, " t"]
+    ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
         """Return h at the draws below and above."""
         low = np.searchsorted(self.known, inside, side="right") - 1
         high = np.searchsorted(self.known, inside, side="left")
@@ -297,7 +362,8 @@ def crossfit_functions(
     lowest: Float[np.ndarray, " p"],
     steps: Float[np.ndarray, " p"] | None = None,
 ) -> FoldFit:
-    """Return for each function of a quantity the fit of that field which has the smallest error, or the plain mean.
+    """Return for each function of a quantity the fit of that field which has the smallest error, or
+    the plain mean.
 
     Parameters
     ----------
@@ -326,9 +392,11 @@ def crossfit_of_coordinates(
     lowest: Float[np.ndarray, " p"],
     fits: Callable[[Problem], list[LinearFits]],
 ) -> tuple[FoldFit, Float[np.ndarray, " p"]]:
-    """Return the best fits after those of integrands that are functions of one coordinate, and their error variances.
+    """Return the best fits after those of integrands that are functions of one coordinate, and
+    their error variances.
 
-    fits : from quantities, as the integrands of the problem, to the linear fits whose fields serve their functions.
+    fits : from quantities, as the integrands of the problem, to the linear fits whose fields serve
+        their functions.
     """
     own = problem.unrotated()
     served = by_coordinate(own, lowest)
@@ -336,9 +404,13 @@ def crossfit_of_coordinates(
     for quantity, columns, fields in zip(
         quantities, served.values(), fields_by_method(problem, quantities, fits), strict=True
     ):
-        # Each event has a column of its own, and all smooth functions of the coordinate have the same ones.
+        # Each event has a column of its own, and all smooth functions of the coordinate have the
+        # same ones.
         is_event = are_events(problem, columns)
-        parts = [(columns[~is_event], None), *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event))]
+        parts = [
+            (columns[~is_event], None),
+            *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event)),
+        ]
         for some, value in parts:
             if not len(some):
                 continue
@@ -347,7 +419,9 @@ def crossfit_of_coordinates(
                 steps, doubt = _steps_of(selected, value)
                 if len(steps) > MOST_STEPS:
                     continue
-            splines = {method: Splines.of(selected, field, steps) for method, field in fields.items()}
+            splines = {
+                method: Splines.of(selected, field, steps) for method, field in fields.items()
+            }
             fit = crossfit_functions(selected, splines, lowest[some])
             fit = fit._replace(doubt=fit.doubt + doubt)
             variance = judged_variance(selected, fit)
@@ -358,8 +432,11 @@ def crossfit_of_coordinates(
     return best, lowest
 
 
-def by_coordinate(problem: Problem, lowest: Float[np.ndarray, " p"]) -> dict[int, Int[np.ndarray, " k"]]:
-    """Return the integrands that are functions of one coordinate and can gain as such, by that coordinate.
+def by_coordinate(
+    problem: Problem, lowest: Float[np.ndarray, " p"]
+) -> dict[int, Int[np.ndarray, " k"]]:
+    """Return the integrands that are functions of one coordinate and can gain as such, by that
+    coordinate.
 
     problem : in the trace's own coordinates. lowest : (p,) their error variances so far.
     """
@@ -378,7 +455,8 @@ def are_events(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.ndar
 
 
 MOST_CONTROLS = 1_000
-"""Controls of functions of coordinates that are summed beside the others: those of about fifty coordinates."""
+"""Controls of functions of coordinates that are summed beside the others: those of about fifty
+coordinates."""
 
 
 def families_of_functions(
@@ -387,15 +465,17 @@ def families_of_functions(
     lowest: Float[np.ndarray, " p"],
     fits: Callable[[Problem], list[LinearFits]],
 ) -> list[tuple[FunctionsOf, str]]:
-    """Return families of controls, and their labels, of integrands that are functions of one coordinate.
+    """Return families of controls, and their labels, of integrands that are functions of one
+    coordinate.
 
-    Those of a coordinate stand side by side, the coarse one first. The field, the knots and the thresholds are those of
-    these draws: controls have mean zero whatever they are. Where there are too many, those integrands have theirs whose
-    error variance is largest.
+    Those of a coordinate stand side by side, the coarse one first. The field, the knots and the
+    thresholds are those of these draws: controls have mean zero whatever they are. Where there are
+    too many, those integrands have theirs whose error variance is largest.
 
     Parameters
     ----------
-    problem : in the trace's own coordinates, of the draws that stand for all. names : of its integrands.
+    problem : in the trace's own coordinates, of the draws that stand for all. names : of its
+        integrands.
     lowest : (p,) their error variances. fits : as in `crossfit_of_coordinates`.
     """
     # One linear fit serves all coordinates: its right-hand sides are the coordinates themselves.
@@ -410,9 +490,12 @@ def families_of_functions(
     groups = sorted(enumerate(served.items()), key=lambda group: -lowest[group[1][1]].max())
     for k, (place, columns) in groups:
         thresholds = _thresholds(problem.select(columns), values[:, k])
-        # Where the step is that is seen between two of these draws, only the residuals at others tell.
+        # Where the step is that is seen between two of these draws, only the residuals at others
+        # tell.
         events = [
-            Events(names[j], own, len(own)) for j, own in zip(columns, thresholds, strict=True) if own is not None
+            Events(names[j], own, len(own))
+            for j, own in zip(columns, thresholds, strict=True)
+            if own is not None
         ]
         both = _coarse_and_fine(problem, linear, k, coordinate(problem, place), events)
         if sum(family.size for family, _ in (*found, *both)) <= MOST_CONTROLS:
@@ -421,7 +504,8 @@ def families_of_functions(
 
 
 class Events(NamedTuple):
-    """A function of a quantity that has steps, or none. jumps : steps that may be elsewhere between two draws."""
+    """A function of a quantity that has steps, or none. jumps : steps that may be elsewhere between
+    two draws."""
 
     name: str
     steps: Float[np.ndarray, " s"]
@@ -429,10 +513,12 @@ class Events(NamedTuple):
 
 
 class Served(NamedTuple):
-    """An integrand whose functions are controlled along a field that is known, of column k of linear fits.
+    """An integrand whose functions are controlled along a field that is known, of column k of
+    linear fits.
 
     problem : in the trace's own coordinates, of the draws that stand for all. column : of it.
-    stand_in : the quantity that it is, or nearly. marginal : how its values go to those of the quantity.
+    stand_in : the quantity that it is, or nearly. marginal : how its values go to those of the
+        quantity.
     """
 
     problem: Problem
@@ -458,7 +544,10 @@ class Served(NamedTuple):
         found = []
         for k, fields in enumerate(fields_by_method(problem, quantities, lambda _: fits)):
             if fields:
-                chosen, by_label = _best_field(problem, fields), {linear.method[k]: linear for linear in fits}
+                chosen, by_label = (
+                    _best_field(problem, fields),
+                    {linear.method[k]: linear for linear in fits},
+                )
                 found.append(cls(problem, *known[k], by_label[chosen], k))
         return found
 
@@ -469,38 +558,49 @@ class Served(NamedTuple):
     def families(
         self, names: Sequence[str], steps: Float[np.ndarray, "_ s"], *, ramps: bool = False
     ) -> list[tuple[FunctionsOf, str]]:
-        """Return families of controls of some functions of the integrand, and their labels; none without a field.
+        """Return families of controls of some functions of the integrand, and their labels; none
+        without a field.
 
-        steps : values of the integrand, as the problem has them, at which each function has a step; infinite where it
+        steps : values of the integrand, as the problem has them, at which each function has a step;
+            infinite where it
             has fewer. ramps : the steps are those of densities.
         """
         values, one = self.problem.values[: self.problem.num_states, self.column], self.marginal
         events = []
         for name, own in zip(names, steps, strict=True):
-            # One beyond these draws is no step of theirs, and its control would be that of one or two draws.
+            # One beyond these draws is no step of theirs, and its control would be that of one or
+            # two draws.
             seen = (own > values.min()) & (own < values.max())
-            # What is the quantity itself, to a factor and a shift, has its steps at the same draws; a density is that
-            # of the quantity.
+            # What is the quantity itself, to a factor and a shift, has its steps at the same draws;
+            # a density is that of the quantity.
             surely = one.is_linear and one.certain
             jumps = 0 if ramps else int(np.isfinite(own).sum()) - (int(seen.sum()) if surely else 0)
             events.append(Events(name, one.at(own[seen]), jumps))
-        return _coarse_and_fine(self.problem, self.linear, self.k, self.stand_in, events, ramps=ramps)
+        return _coarse_and_fine(
+            self.problem, self.linear, self.k, self.stand_in, events, ramps=ramps
+        )
 
 
 CHOOSING = (0.05, 0.25, 0.5, 0.75, 0.95)
-"""Levels of the quantiles at which it is looked which field is the best for events, and densities."""
+"""Levels of the quantiles at which it is looked which field is the best for events, and
+densities."""
 
 
 def _best_field(problem: Problem, fields: Mapping[str, Field]) -> str:
-    """Return the field that leaves the smallest errors, as geometric means, of the distribution function of a quantity.
+    """Return the field that leaves the smallest errors, as geometric means, of the distribution
+    function of a quantity.
 
-    Where scores alone control it, as of a log-gamma distribution, the field of a richer fit leaves tens of times more.
+    Where scores alone control it, as of a log-gamma distribution, the field of a richer fit leaves
+    tens of times more.
     """
     if len(fields) == 1:
         return next(iter(fields))
     value, real = next(iter(fields.values())).value, problem.counts > 0
     at = np.quantile(value[real], CHOOSING)
-    events, left = problem.with_columns((value[:, None] <= at) * real[:, None].astype(float)), dict[str, float]()
+    events, left = (
+        problem.with_columns((value[:, None] <= at) * real[:, None].astype(float)),
+        dict[str, float](),
+    )
     for label, field in fields.items():
         fit = Splines.of(events, field).crossfit(events, label, field.steps(events.counts, at))
         left[label] = float(np.log(np.maximum(judged_variance(events, fit), ROUNDING**2)).sum())
@@ -510,15 +610,23 @@ def _best_field(problem: Problem, fields: Mapping[str, Field]) -> str:
 def _of_values(
     problem: Problem, values: Float[np.ndarray, "m k"], fits: Callable[[Problem], list[LinearFits]]
 ) -> LinearFits | None:
-    """Return the largest of the linear fits of some quantities; None where it has more controls than draws."""
+    """Return the largest of the linear fits of some quantities; None where it has more controls
+    than draws."""
     linear = next(reversed(fits(problem.with_columns(values))), None)
     return None if linear is None or linear.system.mix is None else linear
 
 
 def _coarse_and_fine(
-    problem: Problem, linear: LinearFits, k: int, quantity: Quantity, events: Sequence[Events], *, ramps: bool = False
+    problem: Problem,
+    linear: LinearFits,
+    k: int,
+    quantity: Quantity,
+    events: Sequence[Events],
+    *,
+    ramps: bool = False,
 ) -> list[tuple[FunctionsOf, str]]:
-    """Return families, and their labels, along the field of column k of linear fits: that of the quantity."""
+    """Return families, and their labels, along the field of column k of linear fits: that of the
+    quantity."""
     coefficients = linear.in_controls()[:, 1:, k].mean(axis=0)
     families = _up_to_last(linear.system.families, coefficients)
     if not (events and families):
@@ -538,13 +646,20 @@ def _coarse_and_fine(
         fine=False,
         ramps=ramps,
     )
-    coarse = replace(coarse, normal=coarse.field(problem.draws, problem.scores).as_normal(problem.counts))
-    fine = replace(coarse, knots=knots_of(value), steps=steps[:0], uses=coarse.uses[:, :0], fine=True)
+    coarse = replace(
+        coarse, normal=coarse.field(problem.draws, problem.scores).as_normal(problem.counts)
+    )
+    fine = replace(
+        coarse, knots=knots_of(value), steps=steps[:0], uses=coarse.uses[:, :0], fine=True
+    )
     return [(family, f"FunctionOf({linear.method[k]})") for family in (coarse, fine)]
 
 
-def _thresholds(problem: Problem, value: Float[np.ndarray, " m"]) -> list[Float[np.ndarray, " s"] | None]:
-    """Return where each integrand steps in the order of a coordinate: nowhere but for events; None if too often."""
+def _thresholds(
+    problem: Problem, value: Float[np.ndarray, " m"]
+) -> list[Float[np.ndarray, " s"] | None]:
+    """Return where each integrand steps in the order of a coordinate: nowhere but for events; None
+    if too often."""
     found: list[Float[np.ndarray, " s"] | None] = []
     for column, event in enumerate(are_events(problem, np.arange(problem.values.shape[1]))):
         own = _steps_of(problem.select(np.array([column])), value)[0] if event else np.empty(0)
@@ -558,11 +673,16 @@ def _up_to_last(
     """Return the families up to the last with a coefficient that is not zero."""
     ends = np.cumsum([family.size for family in families])
     used = np.flatnonzero(coefficients)
-    return tuple(families[: int(np.searchsorted(ends, used[-1], side="right")) + 1]) if len(used) else ()
+    return (
+        tuple(families[: int(np.searchsorted(ends, used[-1], side="right")) + 1])
+        if len(used)
+        else ()
+    )
 
 
 WORTH = 2.0
-"""Factor by which a function of a coordinate must be able to lower the error variance to be tried."""
+"""Factor by which a function of a coordinate must be able to lower the error variance to be
+tried."""
 
 
 def _is_itself(
@@ -574,12 +694,17 @@ def _is_itself(
         own = np.flatnonzero(places == j)
         value, counts = coordinate(problem, int(j)).value, problem.counts
         along = (counts * value) @ problem.values[:, columns[own]]
-        found[own] = along**2 >= (1 - SAME) * (counts @ value**2) * (counts @ problem.values[:, columns[own]] ** 2)
+        found[own] = along**2 >= (1 - SAME) * (counts @ value**2) * (
+            counts @ problem.values[:, columns[own]] ** 2
+        )
     return found
 
 
-def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[np.ndarray, " s"], float]:
-    """Return where an event begins or ends in a coordinate, and the error of not knowing it between two draws.
+def _steps_of(
+    problem: Problem, value: Float[np.ndarray, " m"]
+) -> tuple[Float[np.ndarray, " s"], float]:
+    """Return where an event begins or ends in a coordinate, and the error of not knowing it between
+    two draws.
 
     That is a uniform one: of the probability between them, which their neighbours tell.
     """
@@ -593,21 +718,28 @@ def _steps_of(problem: Problem, value: Float[np.ndarray, " m"]) -> tuple[Float[n
 
 
 def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:
-    """Return the integrands as quantities whose functions are controlled; None for one that is not known as such."""
+    """Return the integrands as quantities whose functions are controlled; None for one that is not
+    known as such."""
     found = known_quantities(problem.unrotated())
     known = [one for one in found if one is not None]
     fields = iter(fields_by_method(problem, [quantity for quantity, _, _ in known], method.fields))
-    return [None if one is None else Marginal(next(fields), *one[1:], one[0].explained) for one in found]
+    return [
+        None if one is None else Marginal(next(fields), *one[1:], one[0].explained) for one in found
+    ]
 
 
 def known_quantities(
     problem: Problem,
 ) -> list[tuple[Quantity, Float[np.ndarray, " _"], Float[np.ndarray, " _"]] | None]:
-    """Return for each integrand what it is a function of, and the map to it, as in `Marginal`; None where unknown.
+    """Return for each integrand what it is a function of, and the map to it, as in `Marginal`; None
+    where unknown.
 
     problem : in the trace's own coordinates.
     """
-    found = [None if j < 0 else _monotone(problem, column, int(j)) for column, j in enumerate(coordinate_of(problem))]
+    found = [
+        None if j < 0 else _monotone(problem, column, int(j))
+        for column, j in enumerate(coordinate_of(problem))
+    ]
     rest = [column for column, image in enumerate(found) if image is None]
     for column, stand_in in zip(rest, surrogates(problem, rest), strict=True):
         if stand_in is not None:
@@ -618,7 +750,8 @@ def known_quantities(
 def fields_by_method(
     problem: Problem, quantities: Sequence[Quantity], fits: Callable[[Problem], list[LinearFits]]
 ) -> list[dict[str, Field]]:
-    """Return for each quantity the fields of some linear fits, by the method of each; see `crossfit_of_coordinates`."""
+    """Return for each quantity the fields of some linear fits, by the method of each; see
+    `crossfit_of_coordinates`."""
     found: list[dict[str, Field]] = [{} for _ in quantities]
     if not quantities:
         return found
@@ -635,7 +768,8 @@ def fields_by_method(
 def _monotone(
     problem: Problem, column: int, j: int
 ) -> tuple[Quantity, Float[np.ndarray, " k"], Float[np.ndarray, " k"]] | None:
-    """Return a coordinate as what an integrand is a monotone function of, and the map to it; None where it is not."""
+    """Return a coordinate as what an integrand is a monotone function of, and the map to it; None
+    where it is not."""
     # In the order of the coordinate a monotone integrand moves one way, but for rounding.
     n = problem.num_states
     quantity, f = coordinate(problem, j), problem.values[:n, column]
@@ -650,7 +784,8 @@ def _monotone(
     if np.abs(intercept + slope * f - h).max() <= SAME * np.ptp(h):
         return quantity, f[[0, -1]], intercept + slope * f[[0, -1]]
     known, first = np.unique(np.maximum.accumulate(f), return_index=True)
-    if len(known) < n / 2:  # its values are few: where between the draws it goes from one to the next is not known
+    # its values are few: where between the draws it goes from one to the next is not known
+    if len(known) < n / 2:
         return None
     return quantity, known, h[first]
 

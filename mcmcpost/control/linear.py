@@ -1,9 +1,11 @@
-"""Linear control variates from sums that add: nested families, folds left out, ridge, refits, all quantities at once.
+"""Linear control variates from sums that add: nested families, folds left out, ridge, refits, all
+quantities at once.
 
-Two looks at the draws. The first finds a basis in which the controls are orthonormal, and the fit θ on all draws; the
-second sums orthonormal controls and the residuals f − Qθ. All that follows, for every family, ridge and set of folds,
-is a small positive definite system, well conditioned whatever the controls were, whose right-hand sides are as small as
-the residuals: rounding does not invent gains.
+Two looks at the draws. The first finds a basis in which the controls are orthonormal, and the fit θ
+on all draws; the second sums orthonormal controls and the residuals f − Qθ. All that follows, for
+every family, ridge and set of folds, is a small positive definite system, well conditioned whatever
+the controls were, whose right-hand sides are as small as the residuals: rounding does not invent
+gains.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -25,14 +27,15 @@ from mcmcpost.core.errors import InputError, Status
 from mcmcpost.solve import PositiveMatrix, blas_threads, cholesky_factor
 
 DISTANCE = 1e-10
-"""Smallest distance of a control of unit norm from the span of those before it, where the controls are in memory."""
+"""Smallest distance of a control of unit norm from the span of those before it, where the controls
+are in memory."""
 
 DISTANCE_FROM_SUMS = 1e-5
 """The same where only sums are at hand, which have half of the digits."""
 
 CLEAR = 1e-3
-"""The same from which sums of controls in memory make the basis: their factor is then right to 1e-10, as rounding of
-1e-16 over its square."""
+"""The same from which sums of controls in memory make the basis: their factor is then right to
+1e-10, as rounding of 1e-16 over its square."""
 
 COPIES = 5
 """Arrays of the size of the controls that are in memory at once where a basis is made of them."""
@@ -41,7 +44,8 @@ NEED = 1.05
 """A larger family must lower the error variance by this factor, or the smaller one is kept."""
 
 DRAWS_PER_FEATURE = 3.0
-"""Training states per feature below which a fit without a penalty is made only if it is asked for."""
+"""Training states per feature below which a fit without a penalty is made only if it is asked
+for."""
 
 FREELY = 10.0
 """Training states per feature from which a ridge gains nothing."""
@@ -57,19 +61,26 @@ DRAWS_PER_RIDGED = 1.5
 """Training states per control below which a family is left out, with whatever ridge."""
 
 CHEAP_SIZE = 200
-"""Controls up to which families are compared by refits on halves too, which cost twice those without a fold."""
+"""Controls up to which families are compared by refits on halves too, which cost twice those
+without a fold."""
 
 
 class LinearSystem(NamedTuple):
-    """Orthonormal controls of nested families, and their sums with the residuals of the fit on all draws.
+    """Orthonormal controls of nested families, and their sums with the residuals of the fit on all
+    draws.
 
-    families : from small to large. sizes : columns of the orthonormal basis that each family and those before it span,
-        the constant included. kept : (q,) which controls, after the constant, are no combination of others.
-    mix : (1 + q, r) from the constant and the controls to the basis; of more controls than draws None, with `rows`.
-    rows : (m, r) the basis at the states of the problem, where it is in memory, and zero on padding.
+    families : from small to large. sizes : columns of the orthonormal basis that each family and
+        those before it span,
+        the constant included. kept : (q,) which controls, after the constant, are no combination of
+            others.
+    mix : (1 + q, r) from the constant and the controls to the basis; of more controls than draws
+        None, with `rows`.
+    rows : (m, r) the basis at the states of the problem, where it is in memory, and zero on
+        padding.
     moments : of the basis and of f − Qθ. start : (r, p) θ.
     rule : (r,) the constant of a fit is rule·γ, where γ are its coefficients in the basis.
-    inverse : (q', r − 1) from γ, without its first, to the coefficients of controls of unit norm, which ridges shrink.
+    inverse : (q', r − 1) from γ, without its first, to the coefficients of controls of unit norm,
+        which ridges shrink.
     """
 
     families: tuple[AbstractFamily, ...]
@@ -88,13 +99,16 @@ class LinearSystem(NamedTuple):
         return float(self.rule[0] ** -2)
 
     def on(self, problem: Problem) -> "LinearSystem":
-        """Return the system of a problem with other integrands at the same states: its basis is the same."""
+        """Return the system of a problem with other integrands at the same states: its basis is the
+        same."""
         if self.rows is None:
             return linear_system(problem, self.families)
         # The basis depends on the states alone: only right-hand sides are new, Θ = Σ n q fᵀ.
         start = self.rows.T @ (problem.values * problem.counts[:, None])
         residual = problem.values - self.rows @ start
-        moments = Moments.of(self.rows, residual, problem.labels, problem.counts, problem.folds.num_folds)
+        moments = Moments.of(
+            self.rows, residual, problem.labels, problem.counts, problem.folds.num_folds
+        )
         return self._replace(moments=moments, start=start)
 
 
@@ -152,7 +166,8 @@ class LinearFits(NamedTuple):
         return found
 
     def in_controls(self) -> Float[np.ndarray, "k q1 p"]:
-        """Return the coefficients of the controls without each fold; those of the constant, the first, are zero."""
+        """Return the coefficients of the controls without each fold; those of the constant, the
+        first, are zero."""
         system, basis = self.system, self.in_basis()
         assert system.mix is not None, "more controls than draws have no coefficients"
         kept = np.concatenate([[True], system.kept])
@@ -167,7 +182,9 @@ class LinearFits(NamedTuple):
         assert problem is not None, "sums have no states"
         control = np.zeros((len(problem.counts), system.start.shape[1]))
         if system.rows is not None:
-            control[...] = _fitted(system.rows, problem.labels, self.in_basis(), np.asarray(refits.without_fold))
+            control[...] = _fitted(
+                system.rows, problem.labels, self.in_basis(), np.asarray(refits.without_fold)
+            )
         else:
             theta, labels = self.in_controls(), problem.labels
             constants = np.zeros(theta[:, 0].shape)
@@ -180,19 +197,24 @@ class LinearFits(NamedTuple):
 def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
     """Return the system of a problem, whose draws are looked at twice.
 
-    Controls of at most 32 MB, or more than there are states, are made orthonormal by a QR decomposition; others by a
-    Cholesky factor of their sums, block by block, in memory of the order of (folds)·q².
+    Controls of at most 32 MB, or more than there are states, are made orthonormal by a QR
+    decomposition; others by a Cholesky factor of their sums, block by block, in memory of the order
+    of (folds)·q².
 
     Raises
     ------
     ValueError : that is more than the machine's memory, before anything is computed.
     """
     width, rows = 1 + sum(family.size for family in families), len(problem.counts)
-    # Sums of more controls than states are larger than these: 400 GB for 0.05 with 400 parameters at degree two.
+    # Sums of more controls than states are larger than these: 400 GB for 0.05 with 400 parameters
+    # at degree two.
     from_sums = is_large(rows * width) and width <= problem.num_states
     needed = 8.0 * width * (problem.folds.num_folds * width if from_sums else COPIES * rows)
     if needed > (memory := memory_of_machine()):
-        got = f"{width - 1} features at {problem.num_states} states, {needed / 1e9:.0f} GB of {memory / 1e9:.0f} GB"
+        got = (
+            f"{width - 1} features at {problem.num_states} states, {needed / 1e9:.0f} GB of "
+            f"{memory / 1e9:.0f} GB"
+        )
         cure = 'Use a lower degree, max_interaction=1 or method="auto".'
         raise InputError("Control variate", "features that fit into memory", got, cure)
     # The work m·w² is that of a square matrix of this order.
@@ -203,7 +225,8 @@ def linear_system(problem: Problem, families: Sequence[AbstractFamily]) -> Linea
 
 
 def centred_system(problem: Problem, families: Sequence[AbstractFamily]) -> LinearSystem:
-    """Return the system whose basis are the controls themselves, centred and of unit norm; θ is zero."""
+    """Return the system whose basis are the controls themselves, centred and of unit norm; θ is
+    zero."""
     total = problem.counts.sum()
     controls = controls_of(families, np.asarray(problem.draws), np.asarray(problem.scores))[:, 1:]
     controls *= (problem.counts > 0)[:, None]
@@ -218,11 +241,15 @@ def centred_system(problem: Problem, families: Sequence[AbstractFamily]) -> Line
     mix = _mix(np.eye(len(norms)), across, norms, total)
     rows = mix[0] + controls @ mix[1:]
     rows *= (problem.counts > 0)[:, None]
-    moments = Moments.of(rows, problem.values, problem.labels, problem.counts, problem.folds.num_folds)
+    moments = Moments.of(
+        rows, problem.values, problem.labels, problem.counts, problem.folds.num_folds
+    )
     ends = np.cumsum([family.size for family in families])
     sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends)
     start = np.zeros((len(mix), problem.values.shape[1]))
-    return LinearSystem(tuple(families), sizes, kept, mix, rows, moments, start, mix[0], np.eye(len(norms)))
+    return LinearSystem(
+        tuple(families), sizes, kept, mix, rows, moments, start, mix[0], np.eye(len(norms))
+    )
 
 
 def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) -> LinearSystem:
@@ -253,7 +280,8 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
         mix = _mix(inverse, across[kept], norms[kept], total)
         rule = mix[0]
     else:
-        # More controls than draws: the basis is that of the draws, and only the constant is to be had from it.
+        # More controls than draws: the basis is that of the draws, and only the constant is to be
+        # had from it.
         q, r, order = scipy.linalg.qr(weighted, mode="economic", pivoting=True)
         rank = int(np.count_nonzero(np.abs(np.diagonal(r)) > DISTANCE))
         # The map back is not unique: the least-norm one shrinks as a ridge on all controls would.
@@ -275,12 +303,16 @@ def _norms(norms: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
 
 
 def _mix(
-    inverse: Float[np.ndarray, "q r"], across: Float[np.ndarray, " q"], norms: Float[np.ndarray, " q"], total: float
+    inverse: Float[np.ndarray, "q r"],
+    across: Float[np.ndarray, " q"],
+    norms: Float[np.ndarray, " q"],
+    total: float,
 ) -> Float[np.ndarray, "q1 r1"]:
-    """Return the map from the constant and the controls to the basis, whose first column is the constant's.
+    """Return the map from the constant and the controls to the basis, whose first column is the
+    constant's.
 
-    inverse : from centred controls of unit norm to the basis. across : what the constant of unit norm has in common
-        with controls of unit norm.
+    inverse : from centred controls of unit norm to the basis. across : what the constant of unit
+        norm has in common with controls of unit norm.
     """
     mix = np.zeros((len(inverse) + 1, inverse.shape[1] + 1))
     mix[0, 0] = 1 / np.sqrt(total)
@@ -305,7 +337,8 @@ def system_of(
     """Return the system of draws of which there are sums.
 
     first : of the constant and the controls. total : the draws, by weight.
-    look : the sums of xᵀM and f − xᵀMθ from M and θ, where the draws can be seen again; else they come from the first.
+    look : the sums of xᵀM and f − xᵀMθ from M and θ, where the draws can be seen again; else they
+        come from the first.
     """
     # gram is Σ n xxᵀ with x = (1, φ): its first row holds the sums of the controls.
     width, gram = first.gram.shape[1], first.gram.sum(axis=0)
@@ -329,7 +362,8 @@ def system_of(
 def _independent(
     gram: Float[np.ndarray, "q q"], families: Sequence[AbstractFamily]
 ) -> tuple[Bool[np.ndarray, " q"], Float[np.ndarray, "r r"]]:
-    """Return which centred controls of unit norm are no combination of others, as their sums tell, and their factor.
+    """Return which centred controls of unit norm are no combination of others, as their sums tell,
+    and their factor.
 
     Families come in order, so that each is a leading part of the basis.
     """
@@ -355,9 +389,10 @@ def _basis_by_families(
 ) -> tuple[Bool[np.ndarray, " q"], Float[np.ndarray, "m r"], Float[np.ndarray, "r r"]]:
     """Return the same from the controls themselves, and their basis, where sums do not tell.
 
-    Of each family those are kept that pivoting finds beside the families before. A plain decomposition of all controls
-    goes on with the direction of rounding that is left of the first dependent one: of 35 dependent controls of an AR(1)
-    normal in 20 dimensions it kept one, which stood for what was dropped in its place.
+    Of each family those are kept that pivoting finds beside the families before. A plain
+    decomposition of all controls goes on with the direction of rounding that is left of the first
+    dependent one: of 35 dependent controls of an AR(1) normal in 20 dimensions it kept one, which
+    stood for what was dropped in its place.
     """
     kept, basis, end = np.zeros(weighted.shape[1], bool), np.zeros((len(weighted), 0)), 0
     for family in families:
@@ -368,14 +403,18 @@ def _basis_by_families(
         rank = int(np.count_nonzero(np.abs(np.diagonal(upper)) > DISTANCE))
         own = np.sort(order[:rank])
         kept[block[own]] = True
-        # What is far smaller than a control is orthogonal to the others only after it has unit norm.
+        # What is far smaller than a control is orthogonal to the others only after it has unit
+        # norm.
         new = np.linalg.qr(_less_span(np.linalg.qr(left[:, own])[0], basis))[0]
         basis = np.concatenate([basis, new], axis=1)
     return kept, basis, np.triu(basis.T @ weighted[:, kept])
 
 
-def _less_span(columns: Float[np.ndarray, "m k"], basis: Float[np.ndarray, "m r"]) -> Float[np.ndarray, "m k"]:
-    """Return what is left of columns beside an orthonormal basis; twice, since the first time leaves rounding."""
+def _less_span(
+    columns: Float[np.ndarray, "m k"], basis: Float[np.ndarray, "m r"]
+) -> Float[np.ndarray, "m k"]:
+    """Return what is left of columns beside an orthonormal basis; twice, since the first time
+    leaves rounding."""
     for _ in range(2):
         columns = columns - basis @ (basis.T @ columns)
     return columns
@@ -387,8 +426,13 @@ def _moments_of(
     mix: Float[np.ndarray, "q r"] | None = None,
     start: Float[np.ndarray, "r p"] | None = None,
 ) -> Moments:
-    """Return the moments of a problem, block by block: of the controls, or of the basis and f − Qθ."""
-    width, values, labels = 1 + sum(family.size for family in families), problem.values, problem.labels
+    """Return the moments of a problem, block by block: of the controls, or of the basis and f −
+    Qθ."""
+    width, values, labels = (
+        1 + sum(family.size for family in families),
+        problem.values,
+        problem.labels,
+    )
 
     def blocks() -> Iterator[tuple[np.ndarray, ...]]:
         for some in in_blocks(len(labels), width):
@@ -419,13 +463,16 @@ class Part(NamedTuple):
         """Return the first `size` columns of the basis, with some quantities."""
         moments = system.moments.quantities(columns)
         if size < len(system.start):
-            # The smaller part leaves what the larger one explains: a sum of squares, in which nothing cancels.
+            # The smaller part leaves what the larger one explains: a sum of squares, in which
+            # nothing cancels.
             moments = moments.without_last(size, system.start[size:, columns])
         return cls(moments, system.start[:size, columns], system.rule[:size], system.total)
 
     def held_out(self, fit: LinearFit) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"]]:
-        """Return the mean and the variance of f less the control variate without each draw's fold."""
-        # What is left of the residuals in the moments, as coefficients: the mean is taken off, so that it cancels here.
+        """Return the mean and the variance of f less the control variate without each draw's
+        fold."""
+        # What is left of the residuals in the moments, as coefficients: the mean is taken off, so
+        # that it cancels here.
         moved = fit.without - self.start
         moved[:, 0] += (fit.mean - fit.refits.without_fold) * np.sqrt(self.total)
         gram, cross, squares = self.moments
@@ -437,14 +484,20 @@ class Part(NamedTuple):
 
 
 class Solver:
-    """Fits with one ridge: on all folds, without each and on halves of them, of any leading part of the basis.
+    """Fits with one ridge: on all folds, without each and on halves of them, of any leading part of
+    the basis.
 
-    Nested families share the factors of the largest: a leading block of a Cholesky factor is that of the block.
+    Nested families share the factors of the largest: a leading block of a Cholesky factor is that
+    of the block.
     """
 
     def __init__(self, system: LinearSystem, ridge: float, size: int, half_size: int = 0) -> None:
-        """Factorise for parts of at most `size` columns; fits on halves are of at most `half_size`."""
-        gram, self.subsets = system.moments.gram[:, :size, :size], Subsets.of(len(system.moments.gram))
+        """Factorise for parts of at most `size` columns; fits on halves are of at most
+        `half_size`."""
+        gram, self.subsets = (
+            system.moments.gram[:, :size, :size],
+            Subsets.of(len(system.moments.gram)),
+        )
         self.ridge, self.half_size = ridge, half_size
         self.penalty = np.zeros((size, size))
         if ridge:
@@ -455,14 +508,16 @@ class Solver:
         # the radon model went from 6.4 to 4.7 CPU s, a random walk's from 1.9 to 1.35 (a09d03a).
         whole = gram.sum(axis=0) + self.penalty
         self.whole = PositiveMatrix(whole)
-        # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part of the whole.
+        # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part
+        # of the whole.
         self.without = [PositiveMatrix(whole - own) for own in gram]
         small, penalty = gram[:, :half_size, :half_size], self.penalty[:half_size, :half_size]
         halves = self.subsets.halves[: None if half_size else 0]
         self.halves = [PositiveMatrix(small[half].sum(axis=0) + penalty) for half in halves]
 
     def fit(self, part: Part, *, halves: bool) -> LinearFit:
-        """Return the fit of a part without each fold, and the constants of those on all folds and, if asked, halves."""
+        """Return the fit of a part without each fold, and the constants of those on all folds and,
+        if asked, halves."""
         cross, start, rule = part.moments.cross, part.start, part.rule
         size, p = start.shape
         shrunk = self.penalty[:size, :size] @ start if self.ridge else 0.0
@@ -473,7 +528,12 @@ class Solver:
             return start + matrix.solve(right - shrunk)
 
         mean = rule @ coefficients(self.whole, whole)
-        without = np.stack([coefficients(matrix, whole - own) for matrix, own in zip(self.without, cross, strict=True)])
+        without = np.stack(
+            [
+                coefficients(matrix, whole - own)
+                for matrix, own in zip(self.without, cross, strict=True)
+            ]
+        )
         half_means = np.full((len(self.subsets.halves), p), np.nan)
         if halves:
             assert size <= self.half_size
@@ -486,7 +546,8 @@ class Solver:
 def affordable(
     named: Sequence[tuple[AbstractFamily, str]], num_train: int, max_work: float = np.inf
 ) -> tuple[list[AbstractFamily], list[str]]:
-    """Return the families, and their labels, that the draws and the work allow beside those before them.
+    """Return the families, and their labels, that the draws and the work allow beside those before
+    them.
 
     None where the first is not allowed.
 
@@ -519,18 +580,20 @@ def choose_families(
     plain: Float[np.ndarray, " p"],
     most: int | None = None,
 ) -> LinearFits:
-    """Return for each quantity the fit of that family, and with that ridge, which has the smallest error.
+    """Return for each quantity the fit of that family, and with that ridge, which has the smallest
+    error.
 
-    Families come from small to large, each with those before it. A larger one is taken where it lowers the error
-    variance by `NEED`, in which refits on halves count up to `CHEAP_SIZE` controls.
+    Families come from small to large, each with those before it. A larger one is taken where it
+    lowers the error variance by `NEED`, in which refits on halves count up to `CHEAP_SIZE`
+    controls.
 
     Parameters
     ----------
     problem : in the coordinates of the families; None where there are only sums. outline : of it.
     system : of the problem. labels : of its families, for the record.
     plain : (p,) the error variance of the plain means, to be improved upon.
-    most : families that may be chosen, where the fits are wanted for their fields alone: refits on halves, which tell
-        the error of a mean, are then not made. By default all, and they are.
+    most : families that may be chosen, where the fits are wanted for their fields alone: refits on
+        halves, which tell the error of a mean, are then not made. By default all, and they are.
     """
     families, for_means = system.families[:most], most is None
     p, total = system.start.shape[1], outline.total
@@ -540,41 +603,58 @@ def choose_families(
     tried = {
         place: ridges(outline.num_train, size, square=system.mix is not None)
         for place, size in enumerate(system.sizes[:most])
-        if size > (0, *system.sizes)[place]  # otherwise its controls are combinations of those before
+        # otherwise its controls are combinations of those before
+        if size > (0, *system.sizes)[place]
     }
     cheap = CHEAP_SIZE if for_means else 0
-    solvers = _solvers(system, [(place, ridge) for place, some in tried.items() for ridge in some], cheap)
+    solvers = _solvers(
+        system, [(place, ridge) for place, some in tried.items() for ridge in some], cheap
+    )
     for place, some in tried.items():
-        # Which ridge is best within the family, by the error that would be reported; smallest family first.
+        # Which ridge is best within the family, by the error that would be reported; smallest
+        # family first.
         part = Part.of(system, system.sizes[place], everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
         for ridge in some:
             fit = next(solvers).fit(part, halves=system.sizes[place] <= cheap)
             crossfit, variance = part.held_out(fit)
-            smaller_means = below.setdefault(ridge, [])  # of the families before, with the same ridge
-            # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200 draws).
+            # of the families before, with the same ridge
+            smaller_means = below.setdefault(ridge, [])
+            # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200
+            # draws).
             apart = np.zeros(p)
             if families[place].doubted and smaller_means:
                 apart = np.max(np.abs(fit.mean - np.stack(smaller_means[-2:])), axis=0)
             smaller_means.append(fit.mean)
             apart = np.where(variance > ROUNDING**2, apart, 0.0)
             residual = np.sqrt(variance / total)
-            error = total * combined_error(outline, fit.mean, fit.refits, crossfit, residual, apart) ** 2
+            error = (
+                total
+                * combined_error(outline, fit.mean, fit.refits, crossfit, residual, apart) ** 2
+            )
             smaller = error < of_family
-            of_family, ridge_of_family = np.where(smaller, error, of_family), np.where(smaller, ridge, ridge_of_family)
+            of_family, ridge_of_family = (
+                np.where(smaller, error, of_family),
+                np.where(smaller, ridge, ridge_of_family),
+            )
             doubt_of_family = np.where(smaller, apart, doubt_of_family)
-        # Below rounding nothing is better: which of two exact fits has the smaller residual is chance.
+        # Below rounding nothing is better: which of two exact fits has the smaller residual is
+        # chance.
         better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)
     # Only what was chosen is refitted on halves.
     fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
-    chosen = [(int(place), float(ridge)) for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0)]
+    chosen = [
+        (int(place), float(ridge)) for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0)
+    ]
     solvers = _solvers(system, chosen, system.sizes[-1] if for_means else 0)
     for (place, ridge), solver in zip(chosen, solvers, strict=True):
         columns = np.flatnonzero((choice == [place, ridge]).all(axis=1))
-        fits.append((columns, solver.fit(Part.of(system, system.sizes[place], columns), halves=for_means)))
+        fits.append(
+            (columns, solver.fit(Part.of(system, system.sizes[place], columns), halves=for_means))
+        )
         for j in columns:
             status[j], method[j] = Status.REGULARISED if ridge else Status.CONTROLLED, labels[place]
     none = np.flatnonzero(choice[:, 0] < 0)
@@ -584,8 +664,11 @@ def choose_families(
     return LinearFits(problem, system, tuple(fits), tuple(status), tuple(method), info, doubt)
 
 
-def _solvers(system: LinearSystem, wanted: Sequence[tuple[int, float]], half_size: int) -> Iterator[Solver]:
-    """Yield the solver for each of some families and ridges, from small to large; those of one ridge are the same.
+def _solvers(
+    system: LinearSystem, wanted: Sequence[tuple[int, float]], half_size: int
+) -> Iterator[Solver]:
+    """Yield the solver for each of some families and ridges, from small to large; those of one
+    ridge are the same.
 
     half_size : columns up to which there are fits on halves.
     """
@@ -596,20 +679,27 @@ def _solvers(system: LinearSystem, wanted: Sequence[tuple[int, float]], half_siz
         later = {other for _, other in wanted[now:]}
         solvers = {other: solver for other, solver in solvers.items() if other in later}
         if ridge not in solvers:
-            of_ridge = [size for size, (_, other) in zip(sizes, wanted, strict=True) if other == ridge]
+            of_ridge = [
+                size for size, (_, other) in zip(sizes, wanted, strict=True) if other == ridge
+            ]
             on_halves = max((size for size in of_ridge if size <= half_size), default=0)
             solvers[ridge] = Solver(system, ridge, max(of_ridge), on_halves)
         yield solvers[ridge]
 
 
-def nested_fits(system: LinearSystem, labels: Sequence[str], most: int, problem: Problem) -> list[LinearFits]:
-    """Return the fits with the first family alone and, if there are more, with the best of the first `most`.
+def nested_fits(
+    system: LinearSystem, labels: Sequence[str], most: int, problem: Problem
+) -> list[LinearFits]:
+    """Return the fits with the first family alone and, if there are more, with the best of the
+    first `most`.
 
     system : of the problem, or of one that differs in its integrands.
     """
     plain, own = plain_variance(problem), system.on(problem)
     limits = [1] if min(most, len(system.families)) == 1 else [1, most]
-    return [choose_families(problem, problem.outline, own, labels, plain, limit) for limit in limits]
+    return [
+        choose_families(problem, problem.outline, own, labels, plain, limit) for limit in limits
+    ]
 
 
 def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:
@@ -630,7 +720,8 @@ def _fitted(
     coefficients: Float[np.ndarray, "k r p"],
     constants: Float[np.ndarray, "k p"],
 ) -> Float[np.ndarray, "m p"]:
-    """Return the rows times the coefficients of their folds, less the constants; zero on padding."""
+    """Return the rows times the coefficients of their folds, less the constants; zero on
+    padding."""
     fitted = np.zeros((len(labels), coefficients.shape[2]))
     for fold, (theta, constant) in enumerate(zip(coefficients, constants, strict=True)):
         own = np.flatnonzero(labels == fold)

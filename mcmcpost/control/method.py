@@ -17,13 +17,16 @@ if TYPE_CHECKING:
     from mcmcpost.control.linear import LinearFits
 
 ROUNDING = 1e-10
-"""A residual, or any other part of the error, is rounding if it is below this fraction of the integrand's size."""
+"""A residual, or any other part of the error, is rounding if it is below this fraction of the
+integrand's size."""
 
 
 class Refits(NamedTuple):
-    """The estimates of fits that see only some of the folds, their hyper-parameters kept, with those of `Subsets`.
+    """The estimates of fits that see only some of the folds, their hyper-parameters kept, with
+    those of `Subsets`.
 
-    without_fold, halves, quarters : (k, p), (h, p), (r, p), in the problem's units; NaN where no fit was made.
+    without_fold, halves, quarters : (k, p), (h, p), (r, p), in the problem's units; NaN where no
+        fit was made.
     """
 
     without_fold: Float[Array | np.ndarray, " k *p"]
@@ -72,11 +75,15 @@ class FoldFit(NamedTuple):
         return columnwise(lambda a: a[..., columns], self)
 
 
-def columnwise[Columns: tuple[Any, ...]](operation: Callable[..., np.ndarray], *records: Columns) -> Columns:
-    """Return a record like the first whose fields are an operation on those of all records, field by field.
+def columnwise[Columns: tuple[Any, ...]](
+    operation: Callable[..., np.ndarray], *records: Columns
+) -> Columns:
+    """Return a record like the first whose fields are an operation on those of all records, field
+    by field.
 
-    The fields are arrays whose last axis is the integrands, records of such arrays, and tuples of one entry an
-    integrand, on which the operation acts as on an array. A field `info`, which is a dict, is kept from the first.
+    The fields are arrays whose last axis is the integrands, records of such arrays, and tuples of
+    one entry an integrand, on which the operation acts as on an array. A field `info`, which is a
+    dict, is kept from the first.
     """
     fields: list[Any] = []
     for parts in zip(*records, strict=True):
@@ -107,15 +114,19 @@ class AbstractControlVariate(eqx.Module):
 
     @property
     def from_sums(self) -> bool:
-        """Whether the estimate needs sums over the draws alone, as `mcmcpost.moments` has; see `families`."""
+        """Whether the estimate needs sums over the draws alone, as `mcmcpost.moments` has; see
+        `families`."""
         return False
 
     def coordinates(self, problem: Problem) -> Problem:
         """Return the problem in the coordinates of the linear families."""
         return problem
 
-    def families(self, problem: Problem, num_train: int) -> "tuple[list[AbstractFamily], list[str]]":
-        """Return the linear families from small to large, and the method's label with each; none by default.
+    def families(
+        self, problem: Problem, num_train: int
+    ) -> "tuple[list[AbstractFamily], list[str]]":
+        """Return the linear families from small to large, and the method's label with each; none by
+        default.
 
         Parameters
         ----------
@@ -126,13 +137,15 @@ class AbstractControlVariate(eqx.Module):
         return [], []
 
     def fields(self, problem: Problem) -> "list[LinearFits]":
-        """Return the linear fits whose fields serve functions of the integrands, simplest first; none by default."""
+        """Return the linear fits whose fields serve functions of the integrands, simplest first;
+        none by default."""
         del problem
         return []
 
     @property
     def joint_estimator(self) -> Callable[..., Any] | None:
-        """Estimate several related tasks together, from {name: Sample} and Options; None fits each by itself."""
+        """Estimate several related tasks together, from {name: Sample} and Options; None fits each
+        by itself."""
         return None
 
 
@@ -151,7 +164,9 @@ class PlainMean(AbstractControlVariate):
         return no_control(problem, Status.PLAIN, self.label)
 
 
-def no_control(problem: Problem, status: Status, label: str, info: dict[str, Any] | None = None) -> FoldFit:
+def no_control(
+    problem: Problem, status: Status, label: str, info: dict[str, Any] | None = None
+) -> FoldFit:
     """Return the fit with g = 0."""
     p = problem.values.shape[1]
     mean = problem.counts @ problem.values / problem.counts.sum()
@@ -173,11 +188,17 @@ def refuse_weighted(label: str, problem: Problem) -> None:
         raise InputError(label, "draws of equal weight", "weighted draws", cure)
 
 
-def mean_of_residuals(problem: Problem, control: Float[np.ndarray, "m p"]) -> tuple[Float[np.ndarray, " p"], Refits]:
-    """Return the mean of the held-out residuals as the estimate, and that over parts of the folds."""
+def mean_of_residuals(
+    problem: Problem, control: Float[np.ndarray, "m p"]
+) -> tuple[Float[np.ndarray, " p"], Refits]:
+    """Return the mean of the held-out residuals as the estimate, and that over parts of the
+    folds."""
     folds, counts = problem.folds, problem.counts
     # Sums over folds serve the mean and all refits: no pass over the draws for each.
-    sums, sizes = folds.totals(problem.values, counts) - folds.totals(control, counts), problem.outline.sizes
+    sums, sizes = (
+        folds.totals(problem.values, counts) - folds.totals(control, counts),
+        problem.outline.sizes,
+    )
     return sums.sum(axis=0) / sizes.sum(), Refits.of_means(sums, sizes)
 
 
@@ -190,7 +211,8 @@ def merge_fits(old: FoldFit, new: FoldFit, take: Bool[np.ndarray, " p"]) -> Fold
 def replace_columns(
     old: FoldFit, new: FoldFit, columns: Int[np.ndarray, " k"], places: Int[np.ndarray, " k"]
 ) -> FoldFit:
-    """Return `old` with some columns from `new`, where they stand at `places`, and without `info`."""
+    """Return `old` with some columns from `new`, where they stand at `places`, and without
+    `info`."""
 
     def put(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         found = a.copy()
@@ -202,7 +224,8 @@ def replace_columns(
 
 
 def concatenate_fits(fits: Sequence[FoldFit]) -> FoldFit:
-    """Return the fit of all integrands of several fits to one problem, with the `info` of the first."""
+    """Return the fit of all integrands of several fits to one problem, with the `info` of the
+    first."""
     return columnwise(lambda *parts: np.concatenate(parts, axis=-1), *fits)
 
 
@@ -210,8 +233,8 @@ class JointFit(NamedTuple):
     """Cross-fitted control variates of all tasks of a joint problem.
 
     fits : one `FoldFit` for each of its problems.
-    model_covariance : (t, t) of the fits' errors under the kernel's own model, in the problems' units; zero where
-        there is no such model.
+    model_covariance : (t, t) of the fits' errors under the kernel's own model, in the problems'
+        units; zero where there is no such model.
     task_covariance : (t, t) B, of integrands of unit scale.
     """
 

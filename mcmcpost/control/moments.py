@@ -1,4 +1,5 @@
-"""Sums over draws that add: all that a linear fit, its cross-fitting, its ridge and its refits need."""
+"""Sums over draws that add: all that a linear fit, its cross-fitting, its ridge and its refits
+need."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -12,8 +13,9 @@ from mcmcpost.core.arrays import in_blocks
 class Moments(NamedTuple):
     """Sums over the draws of each fold, of controls x (q of them) and quantities f (p of them).
 
-    They add over chunks, chains and processes, and over time as a sampler goes on: the moments of all draws are the
-    sum of those of any parts of them, whatever the order. Nothing is kept for each draw.
+    They add over chunks, chains and processes, and over time as a sampler goes on: the moments of
+    all draws are the sum of those of any parts of them, whatever the order. Nothing is kept for
+    each draw.
 
     gram : (k, q, q), Σ n x xᵀ, where n is the weight of a draw.
     cross : (k, q, p), Σ n x fᵀ.
@@ -33,13 +35,17 @@ class Moments(NamedTuple):
         counts: Float[np.ndarray, " m"],
         num_folds: int,
     ) -> "Moments":
-        """Return the moments of some draws, whose folds are `labels`; those of label −1 are left out."""
+        """Return the moments of some draws, whose folds are `labels`; those of label −1 are left
+        out."""
         whole = [(controls, values, labels, counts)]
         return cls.over_blocks(whole, num_folds, controls.shape[1], values.shape[1])
 
     @classmethod
-    def over_blocks(cls, blocks: Iterable[tuple[np.ndarray, ...]], num_folds: int, q: int, p: int) -> "Moments":
-        """Return the moments of draws that come in blocks (controls, values, labels, counts), as in `of`."""
+    def over_blocks(
+        cls, blocks: Iterable[tuple[np.ndarray, ...]], num_folds: int, q: int, p: int
+    ) -> "Moments":
+        """Return the moments of draws that come in blocks (controls, values, labels, counts), as in
+        `of`."""
         gram, cross, squares = cls.zero(num_folds, q, p)
         for controls, values, labels, counts in blocks:
             for fold in range(num_folds):
@@ -55,7 +61,9 @@ class Moments(NamedTuple):
     @classmethod
     def zero(cls, num_folds: int, q: int, p: int) -> "Moments":
         """Return the moments of no draw."""
-        return cls(np.zeros((num_folds, q, q)), np.zeros((num_folds, q, p)), np.zeros((num_folds, p)))
+        return cls(
+            np.zeros((num_folds, q, q)), np.zeros((num_folds, q, p)), np.zeros((num_folds, p))
+        )
 
     def __add__(self, other: "Moments") -> "Moments":  # type: ignore[override]
         """Return the moments of the draws of both."""
@@ -72,10 +80,15 @@ class Moments(NamedTuple):
     def less(self, coefficients: Float[np.ndarray, "q p"]) -> "Moments":
         """Return the moments of the quantities f − xᵀθ.
 
-        Their squares lose digits where f − xᵀθ is small beside f: relative to Σf² they are good to rounding.
+        Their squares lose digits where f − xᵀθ is small beside f: relative to Σf² they are good to
+        rounding.
         """
         image = self.gram @ coefficients
-        squares = self.squares - 2 * (coefficients * self.cross).sum(axis=1) + (coefficients * image).sum(axis=1)
+        squares = (
+            self.squares
+            - 2 * (coefficients * self.cross).sum(axis=1)
+            + (coefficients * image).sum(axis=1)
+        )
         return Moments(self.gram, self.cross - image, np.maximum(squares, 0.0))
 
     def quantities(self, columns: Int[np.ndarray, " k"] | slice) -> "Moments":
@@ -87,17 +100,23 @@ class Moments(NamedTuple):
         return Moments(self.gram[:, places][:, :, places], self.cross[:, places], self.squares)
 
     def without_last(self, size: int, coefficients: Float[np.ndarray, "r p"]) -> "Moments":
-        """Return the moments of the first controls and of f + xᵀθ, where x are the others, which are left out."""
+        """Return the moments of the first controls and of f + xᵀθ, where x are the others, which
+        are left out."""
         tail = self.gram[:, :, size:] @ coefficients
         squares = (coefficients * (2 * self.cross[:, size:] + tail[:, size:])).sum(axis=1)
-        return Moments(self.gram[:, :size, :size], self.cross[:, :size] + tail[:, :size], self.squares + squares)
+        return Moments(
+            self.gram[:, :size, :size],
+            self.cross[:, :size] + tail[:, :size],
+            self.squares + squares,
+        )
 
 
 class Outline(NamedTuple):
     """What the choice of a fit and its error need to know of draws beside their sums.
 
     sizes : (k,) draws of each fold, by weight.
-    participants : (p,) draws that make up the variance of a quantity. num_train : those of the smallest fit without a
+    participants : (p,) draws that make up the variance of a quantity. num_train : those of the
+        smallest fit without a
         fold. num_coordinates : d. All as in `Problem`.
     """
 

@@ -1,6 +1,8 @@
-"""Quantiles and densities of draws by themselves: order statistics, what lies beyond the last of them, and errors.
+"""Quantiles and densities of draws by themselves: order statistics, what lies beyond the last of
+them, and errors.
 
-And the shortest interval that holds a probability, from a distribution function at points near its ends.
+And the shortest interval that holds a probability, from a distribution function at points near its
+ends.
 """
 
 from collections.abc import Callable
@@ -20,7 +22,8 @@ from mcmcpost.core.mcse import Weights, kernel_density, mcse_mean, mean_over_dra
 from mcmcpost.scores import effective_size
 
 TAIL = 20.0
-"""Effective draws of a tail that is taken for a Pareto tail: which of them lie close together is chance."""
+"""Effective draws of a tail that is taken for a Pareto tail: which of them lie close together is
+chance."""
 
 INNER = np.log(4.0)
 """Log ratio of the levels of the two quantiles that it goes through."""
@@ -55,7 +58,8 @@ class QuantileFunction(NamedTuple):
         size: Float[np.ndarray, " q"],
         khat: Float[np.ndarray, " q"],
     ) -> "QuantileFunction":
-        """Return the function of S effective draws, whose tails are the last `TAIL` of them, or a quarter."""
+        """Return the function of S effective draws, whose tails are the last `TAIL` of them, or a
+        quarter."""
         # A tail of twenty effective draws, but never so much that the middle would be a tail.
         invert, start = partial(order_quantiles, ordered, places), np.minimum(TAIL / size, 0.25)
         inner = start * np.exp(-INNER)
@@ -63,7 +67,9 @@ class QuantileFunction(NamedTuple):
         return cls(ordered, places, start, khat, low, high)
 
     def __call__(self, levels: Float[np.ndarray, "*s q"]) -> Float[np.ndarray, "*s q"]:
-        found = order_quantiles(self.ordered, self.places, np.clip(levels, self.start, 1 - self.start))
+        found = order_quantiles(
+            self.ordered, self.places, np.clip(levels, self.start, 1 - self.start)
+        )
         for level, last in ((levels, self.low), (1 - levels, self.high)):
             # Floor at the smallest normal number: a level of zero is infinitely far out.
             beyond = np.log(self.start / np.clip(level, np.finfo(float).tiny, self.start))
@@ -72,22 +78,31 @@ class QuantileFunction(NamedTuple):
                 found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
         return found
 
-    def error(self, levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
-        """Return √E(Q(U) − Q(π))² for the level U of an order statistic, Beta(Sπ + 1, S(1−π) + 1) for S draws.
+    def error(
+        self, levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]
+    ) -> Float[np.ndarray, " q"]:
+        """Return √E(Q(U) − Q(π))² for the level U of an order statistic, Beta(Sπ + 1, S(1−π) + 1)
+        for S draws.
 
-        About Q(π) in place of the mean of Q(U), otherwise the estimator of Maritz and Jarrett (1978,
-        doi:10.1080/01621459.1978.10480027), as ``scipy.stats.mstats.mjci``, which knows independent draws only.
+        About Q(π) in place of the mean of Q(U), otherwise the estimator of Maritz and Jarrett
+        (1978, doi:10.1080/01621459.1978.10480027), as ``scipy.stats.mstats.mjci``, which knows
+        independent draws only.
         """
         inside, chances = np.clip(levels, 0.0, 1.0), np.exp(-0.5 * STEPS**2)
         # Quantiles of Beta(Sπ + 1, S(1 − π) + 1) at even normal deviates.
-        own = special.betaincinv(size * inside + 1, size * (1 - inside) + 1, special.ndtr(STEPS)[:, None])
+        own = special.betaincinv(
+            size * inside + 1, size * (1 - inside) + 1, special.ndtr(STEPS)[:, None]
+        )
         return np.sqrt(chances / chances.sum() @ (self(own) - self(levels)) ** 2)
 
 
 def tail_shape(
-    values: Float[np.ndarray, "c n q"], levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]
+    values: Float[np.ndarray, "c n q"],
+    levels: Float[np.ndarray, " q"],
+    size: Float[np.ndarray, " q"],
 ) -> Float[np.ndarray, " q"]:
-    """Return the Pareto k̂ of the columns whose quantile lies in a tail, and about zero, its least value, elsewhere."""
+    """Return the Pareto k̂ of the columns whose quantile lies in a tail, and about zero, its least
+    value, elsewhere."""
     found = np.full(len(levels), EXPONENTIAL)
     # Elsewhere no tail is used, and k̂ is expensive.
     near = np.flatnonzero(size * np.minimum(levels, 1 - levels) < TAIL)
@@ -96,15 +111,19 @@ def tail_shape(
 
 
 def middle_places(weights: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n q"]:
-    """Return where ordered draws of these weights are from zero, the first, to one: the middle of each weight."""
+    """Return where ordered draws of these weights are from zero, the first, to one: the middle of
+    each weight."""
     middle = np.cumsum(weights, axis=0) - 0.5 * weights
     return (middle - middle[0]) / (middle[-1] - middle[0])
 
 
 def order_quantiles(
-    ordered: Float[np.ndarray, "n q"], places: Float[np.ndarray, "n q"] | None, levels: Float[np.ndarray, "*s q"]
+    ordered: Float[np.ndarray, "n q"],
+    places: Float[np.ndarray, "n q"] | None,
+    levels: Float[np.ndarray, "*s q"],
 ) -> Float[np.ndarray, "*s q"]:
-    """Return the order statistics' quantiles at `levels`, each of those of its column, linearly interpolated.
+    """Return the order statistics' quantiles at `levels`, each of those of its column, linearly
+    interpolated.
 
     A NaN level belongs to a column that is reported as NaN.
 
@@ -113,7 +132,10 @@ def order_quantiles(
     places : where the order statistics are from zero to one; None for even steps.
     """
     if places is not None:
-        found = [np.interp(*column) for column in zip(np.nan_to_num(levels).T, places.T, ordered.T, strict=True)]
+        found = [
+            np.interp(*column)
+            for column in zip(np.nan_to_num(levels).T, places.T, ordered.T, strict=True)
+        ]
         return np.stack(found, axis=-1)
     position = np.clip(np.nan_to_num(levels), 0.0, 1.0) * (len(ordered) - 1)
     low = np.floor(position).astype(int)
@@ -122,7 +144,9 @@ def order_quantiles(
     return ordered[low, column] + (position - low) * (ordered[high, column] - ordered[low, column])
 
 
-def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]) -> tuple[str, ...]:
+def quantile_labels(
+    names: tuple[str, ...], probabilities: Float[np.ndarray, " a"]
+) -> tuple[str, ...]:
     """Return the names of the quantiles of each integrand."""
     levels = level_texts(probabilities)
     return tuple(f"{name} [{level}]" for name in names for level in levels)
@@ -131,7 +155,9 @@ def quantile_labels(names: tuple[str, ...], probabilities: Float[np.ndarray, " a
 def level_texts(probabilities: Float[np.ndarray, " a"]) -> list[str]:
     """Return the probabilities as text: six digits, and all where two would look the same."""
     short = [f"{level:g}" for level in probabilities]
-    return short if len(set(short)) == len(short) else [repr(float(level)) for level in probabilities]
+    return (
+        short if len(set(short)) == len(short) else [repr(float(level)) for level in probabilities]
+    )
 
 
 def density_of_draws(
@@ -141,51 +167,63 @@ def density_of_draws(
 
     Silverman (1986), section 3.3.
 
-    The bias of a width w is ½w²p″ to first order, by which an estimate with √2 of the width differs from it. ArviZ does
-    not know weights; those of weighted draws are Gaussian kernels of Scott's width.
+    The bias of a width w is ½w²p″ to first order, by which an estimate with √2 of the width differs
+    from it. ArviZ does not know weights; those of weighted draws are Gaussian kernels of Scott's
+    width.
 
     at : points in the sample's units, as the estimates are.
     """
     series, weights = sample.scaled[..., 0].reshape(-1), sample.trace.weights
     if weights is None:
-        (mean, width), (wider, _) = (kernel_density(series, at, factor) for factor in (1.0, np.sqrt(2)))
+        (mean, width), (wider, _) = (
+            kernel_density(series, at, factor) for factor in (1.0, np.sqrt(2))
+        )
     else:
         density = scipy.stats.gaussian_kde(series, weights=weights.values.reshape(-1))
         mean, width = density(at), float(np.sqrt(density.covariance[0, 0]))
         density.set_bandwidth(density.factor * np.sqrt(2))
         wider = density(at)
-    # Where a density ends at once a kernel is off by half of it, whatever its width; in a tail that is little.
+    # Where a density ends at once a kernel is off by half of it, whatever its width; in a tail that
+    # is little.
     end = np.fmin(at - series.min(), series.max() - at) < width
-    one = 1 / (2 * np.sqrt(np.pi) * width * ess)  # an effective draw at the point itself, that none is there by chance
+    # an effective draw at the point itself, that none is there by chance
+    one = 1 / (2 * np.sqrt(np.pi) * width * ess)
     bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
     error = np.hypot(np.sqrt((mean + one) * one), bias)
     if weights is None:
-        # One width is too wide by far where a density changes a thousandfold, as that of exp(θ), and then both
-        # widths agree: near a point the draws themselves tell how dense they are.
+        # One width is too wide by far where a density changes a thousandfold, as that of exp(θ),
+        # and then both widths agree: near a point the draws themselves tell how dense they are.
         near, noise = _density_of_neighbours(series, at, ess)
         with np.errstate(invalid="ignore"):
             apart = np.abs(mean - near)
-            error = np.where(apart > DISTRUST * np.hypot(error, noise), np.hypot(error, apart), error)
+            error = np.where(
+                apart > DISTRUST * np.hypot(error, noise), np.hypot(error, apart), error
+            )
     return mean, error
 
 
 def _density_of_neighbours(
     series: Float[np.ndarray, " n"], at: Float[np.ndarray, " t"], ess: float
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return the density by the distance of the nearest draws on either side, and its error; NaN where they tie."""
+    """Return the density by the distance of the nearest draws on either side, and its error; NaN
+    where they tie."""
     n = len(series)
-    # Of chains that move slowly neighbours are of one visit: as many as make twenty independent ones.
+    # Of chains that move slowly neighbours are of one visit: as many as make twenty independent
+    # ones.
     each = int(np.clip(np.ceil(10 * n / max(ess, 1.0)), 1, max(n // 4, 1)))
     ordered = np.sort(series)
     place = np.searchsorted(ordered, at)
     low, high = np.maximum(place - each, 0), np.minimum(place + each - 1, n - 1)
     with np.errstate(invalid="ignore", divide="ignore"):
-        near = np.where(ordered[high] > ordered[low], (high - low) / n / (ordered[high] - ordered[low]), np.nan)
+        near = np.where(
+            ordered[high] > ordered[low], (high - low) / n / (ordered[high] - ordered[low]), np.nan
+        )
         return near, near / np.sqrt(np.maximum(high - low, 1) * min(ess / n, 1.0))
 
 
 DISTRUST = 4.0
-"""Errors by which a kernel estimate differs from the density of the nearest draws where its width is wrong."""
+"""Errors by which a kernel estimate differs from the density of the nearest draws where its width
+is wrong."""
 
 
 def density_of_leftover(
@@ -194,14 +232,18 @@ def density_of_leftover(
     at: Float[np.ndarray, " t"],
     weights: Weights | None,
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return by how much the density of a quantity is above that of what nearly stands for it, and the error of that.
+    """Return by how much the density of a quantity is above that of what nearly stands for it, and
+    the error of that.
 
-    By kernels at the same draws, whose noise is mostly the same; that of their bias is as in `density_of_draws`.
+    By kernels at the same draws, whose noise is mostly the same; that of their bias is as in
+    `density_of_draws`.
     """
     width = kernel_density(value.reshape(-1), at, 1.0)[1]
     changes = []
     for w in (width, np.sqrt(2) * width):
-        own, other = (np.exp(-0.5 * ((part[..., None] - at) / w) ** 2) for part in (value, stand_in))
+        own, other = (
+            np.exp(-0.5 * ((part[..., None] - at) / w) ** 2) for part in (value, stand_in)
+        )
         changes.append((own - other) / (np.sqrt(2 * np.pi) * w))
     change, wider = (mean_over_draws(part, weights) for part in changes)
     return change, np.hypot(np.nan_to_num(mcse_mean(changes[0], weights)), wider - change)
@@ -210,8 +252,10 @@ def density_of_leftover(
 class Densities(NamedTuple):
     """The density of a quantity at t points: a kernel estimate, or what is known better.
 
-    kernel, kernel_error : (t,) the kernel estimate and its error. beyond : effective draws beyond each point.
-    mean, error, plain, plain_error, gain, status : (t,) as in `Curve`. lowest : the error that is to be improved upon.
+    kernel, kernel_error : (t,) the kernel estimate and its error. beyond : effective draws beyond
+        each point.
+    mean, error, plain, plain_error, gain, status : (t,) as in `Curve`. lowest : the error that is
+        to be improved upon.
     """
 
     kernel: Float[np.ndarray, " t"]
@@ -235,7 +279,8 @@ class Densities(NamedTuple):
     ) -> "Densities":
         """Return a kernel estimate where there are draws on both sides.
 
-        below : shares of the draws up to each point. size : the effective draws, and their standard deviation.
+        below : shares of the draws up to each point. size : the effective draws, and their standard
+            deviation.
         """
         seen, (ess, sd) = (below > 0) & (below < 1), size
         mean = np.where(seen, kernel, 0.0)
@@ -243,7 +288,18 @@ class Densities(NamedTuple):
         error = np.where(seen, kernel_error, 1 / (ess + 2) / sd)
         status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
         beyond = ess * np.minimum(below, 1 - below)
-        return cls(mean, kernel_error, beyond, mean, error, mean, error, np.ones(len(mean)), status, LESS_KNOWN * error)
+        return cls(
+            mean,
+            kernel_error,
+            beyond,
+            mean,
+            error,
+            mean,
+            error,
+            np.ones(len(mean)),
+            status,
+            LESS_KNOWN * error,
+        )
 
     def improved(
         self,
@@ -253,17 +309,26 @@ class Densities(NamedTuple):
         raw: Float[np.ndarray, " t"],
         status: Shaped[np.ndarray, " t"],
     ) -> "Densities":
-        """Return the densities with controlled ones where these are known better, NaN where there is none.
+        """Return the densities with controlled ones where these are known better, NaN where there
+        is none.
 
         plain, raw : what is controlled without its control, and its error.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
-            better = np.isfinite(deviation) & (deviation < self.lowest) & (density > -MOST_NEGATIVE * deviation)
-            # Few draws tell the field where a tail begins, and one that is too large divides density and error alike.
+            better = (
+                np.isfinite(deviation)
+                & (deviation < self.lowest)
+                & (density > -MOST_NEGATIVE * deviation)
+            )
+            # Few draws tell the field where a tail begins, and one that is too large divides
+            # density and error alike.
             unlike = (density < self.kernel / ALIKE) | (density > ALIKE * self.kernel)
             gain = (raw / deviation) ** 2
-        # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's, as is its error.
-        better &= (self.beyond > 0) & np.array([own not in (Status.PLAIN, Status.UNSEEN) for own in status])
+        # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's,
+        # as is its error.
+        better &= (self.beyond > 0) & np.array(
+            [own not in (Status.PLAIN, Status.UNSEEN) for own in status]
+        )
         better &= ~(unlike & (self.beyond < FEW)) | np.array([own in REPRODUCED for own in status])
         return self._replace(
             mean=np.where(better, np.maximum(density, 0.0), self.mean),
@@ -277,7 +342,8 @@ class Densities(NamedTuple):
 
     def curve(self, at: Float[np.ndarray, " t"]) -> Curve:
         """Return the curve of one quantity, without its name."""
-        # A fit passes through the few draws of a tail: how well it knows what lies beyond them, they do not tell.
+        # A fit passes through the few draws of a tail: how well it knows what lies beyond them,
+        # they do not tell.
         few = (self.beyond < RULE_OF_THREE) & np.array([own in TRUSTED for own in self.status])
         error = np.where(few, np.fmax(self.error, self.kernel_error), self.error)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -296,24 +362,30 @@ class Densities(NamedTuple):
 
 
 LESS_KNOWN = 2.0
-"""Factor on the error of a kernel estimate beside that of a controlled density: its bias is a guess."""
+"""Factor on the error of a kernel estimate beside that of a controlled density: its bias is a
+guess."""
 
 MOST_NEGATIVE = 3.0
 """Standard errors below zero from which a density is not believed."""
 
 ALIKE, FEW = 3.0, 10.0
-"""Factor between a slope and that of the empirical distribution function up to which it is believed; likewise between a
-density and a kernel estimate where fewer effective draws lie beyond."""
+"""Factor between a slope and that of the empirical distribution function up to which it is
+believed; likewise between a density and a kernel estimate where fewer effective draws lie
+beyond."""
 
 NEARBY = 21
-"""Points near either end of the shortest interval at which the distribution function is estimated."""
+"""Points near either end of the shortest interval at which the distribution function is
+estimated."""
 
 ROUNDING = 1e-13
 """Relative error of a distribution function that is exact."""
 
 
-def shortest_of_draws(series: Float[np.ndarray, "c n"], prob: float) -> tuple[Float[np.ndarray, " two"], float]:
-    """Return the shortest interval that holds so many of the draws, and how far its ends may be from the true ones."""
+def shortest_of_draws(
+    series: Float[np.ndarray, "c n"], prob: float
+) -> tuple[Float[np.ndarray, " two"], float]:
+    """Return the shortest interval that holds so many of the draws, and how far its ends may be
+    from the true ones."""
     ordered = np.sort(series, axis=None)
     held = max(1, min(int(np.ceil(prob * len(ordered))), len(ordered) - 1))
     first = int(np.argmin(ordered[held:] - ordered[:-held]))
@@ -323,10 +395,11 @@ def shortest_of_draws(series: Float[np.ndarray, "c n"], prob: float) -> tuple[Fl
 
 
 SURROUNDINGS = 6.0
-"""Distance to which an end is looked for, over sd/ess^(1/3): about four of its standard errors, which are 1.2 to 1.5.
+"""Distance to which an end is looked for, over sd/ess^(1/3): about four of its standard errors,
+which are 1.2 to 1.5.
 
-With two, the ends stayed near those of the draws, in whatever of the shortest intervals these had by chance, and so did
-those without a fold: the errors were half of what they should be.
+With two, the ends stayed near those of the draws, in whatever of the shortest intervals these had
+by chance, and so did those without a fold: the errors were half of what they should be.
 """
 
 
@@ -346,15 +419,16 @@ CLOSEST = 1e-3
 """Part of the first distance below which slopes are rounding, and the ends with them."""
 
 PASSES = 8
-"""How often the points at which the distribution function is known are moved to where the ends were found."""
+"""How often the points at which the distribution function is known are moved to where the ends were
+found."""
 
 
 class Known(NamedTuple):
     """What is known of a distribution function at points.
 
     mean, mcse : (q,) its values and their errors. without : (k, q) its values without each fold.
-    residuals : (c, n, q) series whose means have errors; those of a control variate, or the indicators. weights : of
-        the draws.
+    residuals : (c, n, q) series whose means have errors; those of a control variate, or the
+        indicators. weights : of the draws.
     """
 
     mean: Float[np.ndarray, " q"]
@@ -364,7 +438,8 @@ class Known(NamedTuple):
     weights: Weights | None = None
 
     def error_of(self, sums: Float[np.ndarray, "q r"]) -> Float[np.ndarray, " r"]:
-        """Return the standard errors of weighted sums of the values: the jackknife's or that of residuals, the larger.
+        """Return the standard errors of weighted sums of the values: the jackknife's or that of
+        residuals, the larger.
 
         Over eight folds the first alone has a relative error of a quarter, and z² a mean of 7/5.
         """
@@ -382,11 +457,15 @@ class Known(NamedTuple):
 
 
 class Ends(NamedTuple):
-    """The search for the ends of a shortest interval: how far about them the distribution function is looked at.
+    """The search for the ends of a shortest interval: how far about them the distribution function
+    is looked at.
 
-    low, high : the range of the draws. ends, error : (two,) as found so far. reach : of the points about them.
-    closest : the smallest that it becomes. rounding : (two,) errors of an exact function. nearby : points about each.
-    settled : whether the ends are where they were looked for, from points as close as they are known.
+    low, high : the range of the draws. ends, error : (two,) as found so far. reach : of the points
+        about them.
+    closest : the smallest that it becomes. rounding : (two,) errors of an exact function. nearby :
+        points about each.
+    settled : whether the ends are where they were looked for, from points as close as they are
+        known.
     """
 
     low: float
@@ -410,15 +489,23 @@ class Ends(NamedTuple):
         nearby: int = NEARBY,
     ) -> "Ends":
         """Return the search about these ends."""
-        low, high, rounding = float(series.min()), float(series.max()), ROUNDING * (reach + np.abs(ends)) / CLOSEST
-        return cls(low, high, prob, ends, np.full(2, np.inf), reach, CLOSEST * reach, rounding, nearby)
+        low, high, rounding = (
+            float(series.min()),
+            float(series.max()),
+            ROUNDING * (reach + np.abs(ends)) / CLOSEST,
+        )
+        return cls(
+            low, high, prob, ends, np.full(2, np.inf), reach, CLOSEST * reach, rounding, nearby
+        )
 
     @property
     def grid(self) -> Float[np.ndarray, "two t"]:
         """The points at which the distribution function is to be known."""
         return np.stack(
             [
-                np.linspace(max(end - self.reach, self.low), min(end + self.reach, self.high), self.nearby)
+                np.linspace(
+                    max(end - self.reach, self.low), min(end + self.reach, self.high), self.nearby
+                )
                 for end in self.ends
             ]
         )
@@ -428,23 +515,34 @@ class Ends(NamedTuple):
         grid, prob, k = self.grid, self.prob, len(known.without)
         found = _ends(grid, known.mean, prob)
         moved = np.array([_ends(grid, part, prob) for part in known.without])
-        edge = np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1])) <= np.ptp(grid, axis=1) / FINE
-        # To first order the ends are sums of the values at the points. Without a fold they may be at another crossing.
-        error = np.fmax(known.error_of(_influence(grid, known.mean, found, edge)), _jackknife(moved))
-        # What is not linear, by its bias, and what a polynomial of that degree cannot follow: at most as much as one
-        # of a lower degree differs by.
+        edge = (
+            np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1]))
+            <= np.ptp(grid, axis=1) / FINE
+        )
+        # To first order the ends are sums of the values at the points. Without a fold they may be
+        # at another crossing.
+        error = np.fmax(
+            known.error_of(_influence(grid, known.mean, found, edge)), _jackknife(moved)
+        )
+        # What is not linear, by its bias, and what a polynomial of that degree cannot follow: at
+        # most as much as one of a lower degree differs by.
         bias = (k - 1) * (moved.mean(axis=0) - found)
         beyond = np.hypot(bias, found - _ends(grid, known.mean, prob, QUARTIC - 1))
-        # Where densities at both ends are the same, both move by as much, but for what is between them.
+        # Where densities at both ends are the same, both move by as much, but for what is between
+        # them.
         error = np.hypot(error, beyond if edge.any() else beyond.max())
         # Where it is at an edge, it is not there, or beyond the draws.
         error = np.hypot(error, np.where(edge, self.reach, self.rounding))
         near = bool((np.abs(found - self.ends) < self.reach / 2).all())
-        # The better the function is known, the closer the points, so that the polynomial follows it.
+        # The better the function is known, the closer the points, so that the polynomial follows
+        # it.
         wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * self.reach, self.closest)
         settled = near and wanted > self.reach / 2
         return self._replace(
-            ends=found, error=error, reach=wanted if near and not settled else self.reach, settled=settled
+            ends=found,
+            error=error,
+            reach=wanted if near and not settled else self.reach,
+            settled=settled,
         )
 
 
@@ -474,15 +572,21 @@ def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:
 
 
 def _ends(
-    grid: Float[np.ndarray, "two t"], probabilities: Float[np.ndarray, " 2*t"], prob: float, degree: int = QUARTIC
+    grid: Float[np.ndarray, "two t"],
+    probabilities: Float[np.ndarray, " 2*t"],
+    prob: float,
+    degree: int = QUARTIC,
 ) -> Float[np.ndarray, " two"]:
-    """Return the ends, one near each row of points, between which there is so much probability, least far apart.
+    """Return the ends, one near each row of points, between which there is so much probability,
+    least far apart.
 
-    There the densities are the same. Near either end the distribution function is taken for a polynomial, so that its
-    slope is smooth; where the densities are never the same, the interval begins or ends with the draws.
+    There the densities are the same. Near either end the distribution function is taken for a
+    polynomial, so that its slope is smooth; where the densities are never the same, the interval
+    begins or ends with the draws.
     """
     (low, low_slope), (high, high_slope) = (
-        _smooth(points, values, degree) for points, values in zip(grid, np.split(probabilities, 2), strict=True)
+        _smooth(points, values, degree)
+        for points, values in zip(grid, np.split(probabilities, 2), strict=True)
     )
     lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
     # A fitted polynomial need not increase: its running maximum can be inverted.
@@ -496,7 +600,9 @@ def _ends(
     # Of several crossings the one nearest to the middle of the points, where the fit is best.
     k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
     part = -excess[k] / (excess[k + 1] - excess[k])
-    return np.array([lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])])
+    return np.array(
+        [lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])]
+    )
 
 
 def _influence(
@@ -505,10 +611,11 @@ def _influence(
     ends: Float[np.ndarray, " two"],
     edge: Bool[np.ndarray, " two"],
 ) -> Float[np.ndarray, "2*t two"]:
-    """Return the derivatives of the ends by the values at the points; zero where these do not determine them.
+    """Return the derivatives of the ends by the values at the points; zero where these do not
+    determine them.
 
-    Of F(u) − F(l) = prob and p(l) = p(u), with p and p′ of a polynomial that is linear in the values. An end at an
-    edge of the points stays there.
+    Of F(u) − F(l) = prob and p(l) = p(u), with p and p′ of a polynomial that is linear in the
+    values. An end at an edge of the points stays there.
     """
     values = np.split(probabilities, 2)
     parts = []
@@ -518,7 +625,9 @@ def _influence(
         powers = np.polynomial.Polynomial.basis
         x = (end - middle) / half
         level, slope, bend = (
-            np.array([powers(j).deriv(m)(x) if m else powers(j)(x) for j in range(QUARTIC + 1)]) @ solve / half**m
+            np.array([powers(j).deriv(m)(x) if m else powers(j)(x) for j in range(QUARTIC + 1)])
+            @ solve
+            / half**m
             for m in range(3)
         )
         parts.append((level, slope, slope @ own, bend @ own))
@@ -527,7 +636,11 @@ def _influence(
     sides = np.array([np.concatenate([-low, high]), np.concatenate([-low_slope, high_slope])])
     if edge.any():
         system[1], sides[1] = np.eye(2)[edge.argmax()], 0.0
-    return np.linalg.solve(system, sides).T if np.linalg.det(system) else np.zeros((len(probabilities), 2))
+    return (
+        np.linalg.solve(system, sides).T
+        if np.linalg.det(system)
+        else np.zeros((len(probabilities), 2))
+    )
 
 
 def _smooth(

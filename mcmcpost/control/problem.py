@@ -1,7 +1,8 @@
-"""What control variates are fitted to, for one trace or several tasks: states, integrands and folds.
+"""What control variates are fitted to, for one trace or several tasks: states, integrands and
+folds.
 
-States and integrands are standardised. A `Sample` is the integrands on one trace: which of them vary, and which are
-the same.
+States and integrands are standardised. A `Sample` is the integrands on one trace: which of them
+vary, and which are the same.
 """
 
 from collections.abc import Iterator, Sequence
@@ -30,9 +31,11 @@ MIN_FOLDS = 8
 """Folds of the cross-fitting by default, where the chains allow as many."""
 
 MIN_BLOCK = 5
-"""Autocorrelation times that a fold has at least in each chain, unless the caller asks for more folds.
+"""Autocorrelation times that a fold has at least in each chain, unless the caller asks for more
+folds.
 
-The means of neighbouring blocks are then correlated by at most a tenth, and the error from blocks is a tenth too small.
+The means of neighbouring blocks are then correlated by at most a tenth, and the error from blocks
+is a tenth too small.
 """
 
 SHORT_BLOCK = 2
@@ -43,20 +46,22 @@ class Problem(NamedTuple):
     """A regression of integrands on Stein features at the distinct states of a trace.
 
     draws, scores : (m, d) in standard coordinates z = L⁻¹(x−μ), Lᵀs; zero on padding.
-    values : (m, p) integrands, mean over the copies of a state, centred and of unit standard deviation.
+    values : (m, p) integrands, mean over the copies of a state, centred and of unit standard
+        deviation.
     counts : (m,) copies of each state, zero on padding.
-    chains : (m,) the chain in which each state was first visited, zero on padding; the states of a chain are in order.
+    chains : (m,) the chain in which each state was first visited, zero on padding; the states of a
+        chain are in order.
     folds : the rows that are held out in turn.
     location, scale : (p,) such that integrand = location + scale·values.
     inverse : (c·n,) the row of each draw. num_chains : c.
     num_states : rows that are not padding.
     names : d labels of the trace's own coordinates.
     shift, lower : (d,), (d, d) the μ and L of the standard coordinates.
-    participants : (p,) the draws that make up the variance of each integrand or, if they are fewer, of a coordinate, by
-        the function of that name.
+    participants : (p,) the draws that make up the variance of each integrand or, if they are fewer,
+        of a coordinate, by the function of that name.
     fewest : the smallest number of draws that make up the variance of a coordinate.
-    weighted : whether the draws have weights; `counts` are then the weights of the states, whose sum is Kish's
-        effective sample size.
+    weighted : whether the draws have weights; `counts` are then the weights of the states, whose
+        sum is Kish's effective sample size.
     """
 
     draws: Float[np.ndarray, "m d"]
@@ -79,7 +84,8 @@ class Problem(NamedTuple):
 
     @property
     def num_train(self) -> int:
-        """The smallest number of states on which a fit without a fold is made; of weighted states, their share."""
+        """The smallest number of states on which a fit without a fold is made; of weighted states,
+        their share."""
         return int(self.folds.num_train * min(1.0, self.counts.sum() / self.num_states))
 
     @property
@@ -119,11 +125,16 @@ class Problem(NamedTuple):
         q = values.shape[1]
         # What is not known of new integrands is taken to be as bad as the worst of these.
         involved = np.full(q, self.participants.min())
-        return self._replace(values=values, location=np.zeros(q), scale=np.ones(q), participants=involved)
+        return self._replace(
+            values=values, location=np.zeros(q), scale=np.ones(q), participants=involved
+        )
 
     def thin(self, max_states: int | None) -> "Problem":
-        """Return the problem with fits on at most `max_states` states, by weight or evenly spaced; see `Folds.thin`."""
-        return self._replace(folds=self.folds.thin(max_states, self.counts if self.weighted else None))
+        """Return the problem with fits on at most `max_states` states, by weight or evenly spaced;
+        see `Folds.thin`."""
+        return self._replace(
+            folds=self.folds.thin(max_states, self.counts if self.weighted else None)
+        )
 
     def seen(self) -> "Problem":
         """Return the problem of those states that the fits see, in memory."""
@@ -143,7 +154,8 @@ class Problem(NamedTuple):
 
     @property
     def by_residuals(self) -> bool:
-        """Whether a kernel's estimate is the mean of held-out residuals: its fits see some states, or no weights."""
+        """Whether a kernel's estimate is the mean of held-out residuals: its fits see some states,
+        or no weights."""
         return self.weighted or self.folds.num_everyone < self.num_states
 
 
@@ -158,15 +170,16 @@ def make_problem(
 ) -> Problem:
     """Return the regression problem of `values` on `trace`.
 
-    A repeated state is kept once with its count (docs/mathematics.md section 2, duplicates). Folds are contiguous
-    blocks within chains, never independent draws.
+    A repeated state is kept once with its count (docs/mathematics.md section 2, duplicates). Folds
+    are contiguous blocks within chains, never independent draws.
 
     Parameters
     ----------
     values : (c, n, p), finite.
     states : the distinct states of `trace`, where the caller has them already.
     num_folds, moments : see `draw_folds` and `standard_coordinates`.
-    coordinates : what `standard_coordinates` returns; by default for the draws of this trace and `moments`.
+    coordinates : what `standard_coordinates` returns; by default for the draws of this trace and
+        `moments`.
     """
     if states is None:
         states = distinct_states(trace)
@@ -179,7 +192,9 @@ def make_problem(
         # Their sum is Kish's effective size: what divides by Σ counts then counts effective draws.
         copies[...] = np.bincount(states.inverse, weights.values.reshape(-1)) * (weights.ess / size)
     np.floor_divide(states.first, values.shape[1], out=chains[:m], casting="unsafe")
-    shift, lower = standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
+    shift, lower = (
+        standard_coordinates(trace.draws, moments, weights) if coordinates is None else coordinates
+    )
     z, s = _standardised(states, shift, lower)
     labels = draw_folds(trace.draws, num_folds, weights)
     nothing = np.zeros(0)
@@ -208,7 +223,8 @@ def make_problem(
 def with_values(
     problem: Problem, values: Float[np.ndarray, "c n p"], states: States, weights: Weights | None
 ) -> Problem:
-    """Return the problem of other integrands on the same states and folds; arguments as in `make_problem`."""
+    """Return the problem of other integrands on the same states and folds; arguments as in
+    `make_problem`."""
     m, counts = problem.num_states, problem.counts
     # Copies of a state may have different values, as generated quantities do: their mean is fitted.
     means = flat = values.reshape(-1, values.shape[-1])
@@ -223,13 +239,19 @@ def with_values(
     f = np.zeros((len(counts), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
-    own = participants(f[:m], counts[:m]) if weights is None else participants(_influence(f[:m], counts[:m]))
+    own = (
+        participants(f[:m], counts[:m])
+        if weights is None
+        else participants(_influence(f[:m], counts[:m]))
+    )
     # A tail that no coordinate has visited is missing from every integrand (section 2, Errors).
     involved = np.minimum(own, problem.fewest)
     return problem._replace(values=f, location=location, scale=scale, participants=involved)
 
 
-def _influence(columns: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"]) -> Float[np.ndarray, "m p"]:
+def _influence(
+    columns: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"]
+) -> Float[np.ndarray, "m p"]:
     """Return what each weighted state adds to the mean of each column."""
     return counts[:, None] * (columns - counts @ columns / counts.sum())
 
@@ -237,25 +259,30 @@ def _influence(columns: Float[np.ndarray, "m p"], counts: Float[np.ndarray, " m"
 def _standardised(
     states: States, shift: Float[np.ndarray, " d"], lower: Float[np.ndarray, "d d"]
 ) -> tuple[Float[np.ndarray, "m d"], Float[np.ndarray, "m d"]]:
-    """Return draws and scores in standard coordinates, with rows of zeros up to a multiple of `PAD`."""
+    """Return draws and scores in standard coordinates, with rows of zeros up to a multiple of
+    `PAD`."""
     draws, scores, m, d = states.draws, states.scores, len(states.counts), len(shift)
     z, s = np.zeros((padded(m), d)), np.zeros((padded(m), d))
     for rows in in_blocks(m, 2 * d):
         # z = L⁻¹(x − μ) and Lᵀs (section 2, Coordinates).
-        z[rows] = scipy.linalg.solve_triangular(lower, (draws[rows] - shift).T, lower=True, check_finite=False).T
+        z[rows] = scipy.linalg.solve_triangular(
+            lower, (draws[rows] - shift).T, lower=True, check_finite=False
+        ).T
         s[rows] = scores[rows] @ lower
     return z, s
 
 
 def standard_coordinates(
-    draws: Float[np.ndarray, "c n d"], moments: tuple[Any, Any] | None = None, weights: Weights | None = None
+    draws: Float[np.ndarray, "c n d"],
+    moments: tuple[Any, Any] | None = None,
+    weights: Weights | None = None,
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
     """Return μ and a lower triangular L of the map z = L⁻¹(x−μ).
 
-    They are the `moments` (mean, standard deviation) if those are given. Otherwise LLᵀ is the sample covariance if
-    there are at least 5d draws and it is well conditioned, and the diagonal matrix of the sample variances if not
-    (docs/mathematics.md section 2, coordinates). Where there are weights, moments are weighted and their effective
-    sample size counts.
+    They are the `moments` (mean, standard deviation) if those are given. Otherwise LLᵀ is the
+    sample covariance if there are at least 5d draws and it is well conditioned, and the diagonal
+    matrix of the sample variances if not (docs/mathematics.md section 2, coordinates). Where there
+    are weights, moments are weighted and their effective sample size counts.
     """
     c, n, d = draws.shape
     if moments is not None:
@@ -281,12 +308,16 @@ def _moments_of(
     if weights is not None:
         mean = weights.mean(draws)
         # Roots of the weights on either side keep the sum of squares one matrix product.
-        return mean, _scatter((draws - mean) * np.sqrt(weights.values)[..., None], np.zeros(d)) / (c * n)
+        return mean, _scatter((draws - mean) * np.sqrt(weights.values)[..., None], np.zeros(d)) / (
+            c * n
+        )
     mean = draws.reshape(-1, d).mean(axis=0)
     return mean, _scatter(draws, mean) / (c * n)
 
 
-def _scatter(draws: Float[np.ndarray, "c n d"], mean: Float[np.ndarray, " d"]) -> Float[np.ndarray, "d d"]:
+def _scatter(
+    draws: Float[np.ndarray, "c n d"], mean: Float[np.ndarray, " d"]
+) -> Float[np.ndarray, "d d"]:
     """Return the sum of (x − mean)(x − mean)ᵀ."""
     flat, found = draws.reshape(-1, len(mean)), np.zeros((len(mean), len(mean)))
     for rows in in_blocks(*flat.shape):
@@ -296,26 +327,40 @@ def _scatter(draws: Float[np.ndarray, "c n d"], mean: Float[np.ndarray, " d"]) -
 
 
 def read_moments(moments: Any, d: int) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
-    """Return the mean and the standard deviation of each coordinate from `standardize`, a pair of scalars or (d,)."""
+    """Return the mean and the standard deviation of each coordinate from `standardize`, a pair of
+    scalars or (d,)."""
     cure = "Pass (mean, sd), scalars or (d,)."
     if not isinstance(moments, tuple | list) or len(moments) != 2:
-        raise InputTypeError("standardize", "`standardize` to be a pair (mean, sd)", repr(moments), cure)
+        raise InputTypeError(
+            "standardize", "`standardize` to be a pair (mean, sd)", repr(moments), cure
+        )
     mean, sd = (as_real("standardize", "standardize", moment).astype(float) for moment in moments)
     if not {mean.shape, sd.shape} <= {(), (d,)}:
-        raise InputError("standardize", f"`standardize` of scalars or ({d},)", f"{mean.shape} and {sd.shape}", cure)
+        raise InputError(
+            "standardize",
+            f"`standardize` of scalars or ({d},)",
+            f"{mean.shape} and {sd.shape}",
+            cure,
+        )
     if not (np.isfinite(mean).all() and np.isfinite(sd).all() and (sd > 0).all()):
-        raise InputError("standardize", "`standardize` with a finite mean and a positive sd", moments, cure)
+        raise InputError(
+            "standardize", "`standardize` with a finite mean and a positive sd", moments, cure
+        )
     return np.broadcast_to(mean, (d,)), np.broadcast_to(sd, (d,))
 
 
 class Options(NamedTuple):
-    """How expectations are estimated, whatever the method; the first four are arguments of every public function.
+    """How expectations are estimated, whatever the method; the first four are arguments of every
+    public function.
 
-    standardize : known mean and standard deviation of the draws (unconstrained space), instead of the sample's.
+    standardize : known mean and standard deviation of the draws (unconstrained space), instead of
+        the sample's.
     folds : of the cross-fitting; about eight by default.
     allow_bad_scores : use control variates although the score gate fails.
-    fallback : return the plain mean where the controlled error is not smaller; otherwise a gain below one is reported.
-    bad_scores : the scores failed the gate. Controlled means are returned all the same, every one marked.
+    fallback : return the plain mean where the controlled error is not smaller; otherwise a gain
+        below one is reported.
+    bad_scores : the scores failed the gate. Controlled means are returned all the same, every one
+        marked.
     verified : something confirms the scores; otherwise what would be ``exact`` is ``on_trust``.
     """
 
@@ -327,10 +372,16 @@ class Options(NamedTuple):
     verified: bool = True
 
     def check(self, trace: Trace) -> None:
-        """Refuse folds that are fewer than two or more than the draws, and moments that are none of these."""
+        """Refuse folds that are fewer than two or more than the draws, and moments that are none of
+        these."""
         chains, draws, d = trace.draws.shape
-        cure, most = "Cross-fitting holds out one fold at a time: leave it out for eight.", max(chains * draws, 2)
-        check_count("folds", "folds", self.folds, cure, least=2, most=min(most, MOST_FOLDS), optional=True)
+        cure, most = (
+            "Cross-fitting holds out one fold at a time: leave it out for eight.",
+            max(chains * draws, 2),
+        )
+        check_count(
+            "folds", "folds", self.folds, cure, least=2, most=min(most, MOST_FOLDS), optional=True
+        )
         if self.standardize is not None:
             read_moments(self.standardize, d)
 
@@ -340,11 +391,12 @@ def draw_folds(
 ) -> Int[np.ndarray, " m"]:
     """Return the fold of each draw, chains concatenated.
 
-    A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there are about eight:
-    whole chains if there are that many, and otherwise equal blocks of each chain, of at least `MIN_BLOCK`
-    autocorrelation times. With `num_folds` at most the number of chains, chains are grouped. Correlations of weighted
-    draws are those of what each adds to a mean. The draws of a nested-sampling run are sorted by their likelihood, and
-    every eighth of them is as a run of fewer live points: these are the folds.
+    A fold is a whole chain, a group of chains, or a contiguous block of one chain. By default there
+    are about eight: whole chains if there are that many, and otherwise equal blocks of each chain,
+    of at least `MIN_BLOCK` autocorrelation times. With `num_folds` at most the number of chains,
+    chains are grouped. Correlations of weighted draws are those of what each adds to a mean. The
+    draws of a nested-sampling run are sorted by their likelihood, and every eighth of them is as a
+    run of fewer live points: these are the folds.
     """
     num_chains, num_draws, _ = draws.shape
     if weights is not None and weights.num_live is not None:
@@ -369,7 +421,8 @@ def draw_folds(
 
 
 def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
-    """Return how many folds there are by default: about eight, fewer where chains mix too slowly for so many blocks."""
+    """Return how many folds there are by default: about eight, fewer where chains mix too slowly
+    for so many blocks."""
     num_chains, num_draws, _ = draws.shape
     if num_chains >= MIN_FOLDS:
         return min(num_chains, 2 * MIN_FOLDS)
@@ -385,23 +438,29 @@ def default_folds(draws: Float[np.ndarray, "c n d"]) -> int:
 def are_few(num_draws: int | float, num_coordinates: int) -> bool:
     """Return whether there are fewer than 20 draws, or four for each coordinate.
 
-    A fit on half of them is then no smaller copy of the fit on all: on a smooth function of eight coordinates the error
-    of a kernel falls a hundredfold from 10 to 20 draws.
+    A fit on half of them is then no smaller copy of the fit on all: on a smooth function of eight
+    coordinates the error of a kernel falls a hundredfold from 10 to 20 draws.
     """
     return bool(num_draws < max(20, 4 * num_coordinates))
 
 
 def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
-    """Return the median over coordinates of draws per effective draw, at least one; one where it is unknown.
+    """Return the median over coordinates of draws per effective draw, at least one; one where it is
+    unknown.
 
     Of large arrays, whose every so many draws are looked at, it is at least the distance of these.
     """
     some = sampled(draws)
-    return draws.shape[0] * draws.shape[1] / float(np.median(effective_size(some, some.std(axis=(0, 1)))))
+    return (
+        draws.shape[0]
+        * draws.shape[1]
+        / float(np.median(effective_size(some, some.std(axis=(0, 1)))))
+    )
 
 
 def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
-    """Return the folds of the states, renumbered without folds that hold only repeats; at least two if m > 1."""
+    """Return the folds of the states, renumbered without folds that hold only repeats; at least two
+    if m > 1."""
     present = np.zeros(fold.max() + 1, bool)
     for some in in_blocks(len(fold), 1):
         present[fold[some]] = True
@@ -416,8 +475,11 @@ def column_sd(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[np.ndar
     return np.sqrt(column_variance(columns, ddof))
 
 
-def sd_over_draws(values: Float[np.ndarray, "c n p"], weights: Weights | None) -> Float[np.ndarray, " p"]:
-    """Return the standard deviation of each integrand over the draws, weighted where there are weights."""
+def sd_over_draws(
+    values: Float[np.ndarray, "c n p"], weights: Weights | None
+) -> Float[np.ndarray, " p"]:
+    """Return the standard deviation of each integrand over the draws, weighted where there are
+    weights."""
     if weights is None:
         return column_sd(values.reshape(-1, values.shape[-1]))
     return np.sqrt(variance_over_draws(values, weights))
@@ -441,11 +503,13 @@ class Task(NamedTuple):
 
 
 class JointProblem(NamedTuple):
-    """Regressions of T integrands on one Stein space, each with its own draws and scores of its own target.
+    """Regressions of T integrands on one Stein space, each with its own draws and scores of its own
+    target.
 
     problems : one for each trace, all in the same coordinates and with the same number of folds.
     tasks : T tasks, the columns of the problems in order.
-    draws, scores : (m, d) rows of all tasks, zero on padding. The rows of a trace are repeated for each integrand.
+    draws, scores : (m, d) rows of all tasks, zero on padding. The rows of a trace are repeated for
+        each integrand.
     values : (m,) of unit scale within a task. counts : (m,) copies of each state, zero on padding.
     labels : (m,) the task of each row, zero on padding.
     chains : (m,) the chain of each row within its trace, as in `Problem`.
@@ -477,8 +541,11 @@ class JointProblem(NamedTuple):
         """Return the rows of a task."""
         return slice(int(self.starts[task]), int(self.starts[task + 1]))
 
-    def by_problem(self, control: Float[np.ndarray, " m"]) -> Iterator[tuple[Problem, list[int], np.ndarray]]:
-        """Yield each problem, its tasks, and its part (m, p) of a control variate given at all rows."""
+    def by_problem(
+        self, control: Float[np.ndarray, " m"]
+    ) -> Iterator[tuple[Problem, list[int], np.ndarray]]:
+        """Yield each problem, its tasks, and its part (m, p) of a control variate given at all
+        rows."""
         for i, problem in enumerate(self.problems):
             mine = [t for t, task in enumerate(self.tasks) if task.problem == i]
             part = np.zeros_like(problem.values)
@@ -495,10 +562,12 @@ def make_joint_problem(
     num_folds: int | None = None,
     moments: tuple[Any, Any] | None = None,
 ) -> JointProblem:
-    """Return the joint problem of the integrands of several traces, standardised by their pooled draws.
+    """Return the joint problem of the integrands of several traces, standardised by their pooled
+    draws.
 
-    Folds are contiguous blocks within chains, the same number for every task. Fold k is left out of all tasks at once,
-    so that held-out rows share no draws and no random numbers with the rows of the fit.
+    Folds are contiguous blocks within chains, the same number for every task. Fold k is left out of
+    all tasks at once, so that held-out rows share no draws and no random numbers with the rows of
+    the fit.
 
     Parameters
     ----------
@@ -516,18 +585,23 @@ def make_joint_problem(
         make_problem(trace, value, states=own, num_folds=num_folds, coordinates=coordinates)
         for trace, value, own in zip(traces, values, states or [None] * len(traces), strict=True)
     ]
-    fewest = min(problem.folds.num_folds for problem in problems)  # equal blocks of each chain may be more, or repeats
+    # equal blocks of each chain may be more, or repeats
+    fewest = min(problem.folds.num_folds for problem in problems)
     return join(tuple(problem._replace(folds=problem.folds.merged(fewest)) for problem in problems))
 
 
 def join(problems: tuple[Problem, ...]) -> JointProblem:
     """Return the joint problem of problems in the same coordinates."""
-    tasks = tuple(Task(i, j) for i, problem in enumerate(problems) for j in range(problem.values.shape[1]))
+    tasks = tuple(
+        Task(i, j) for i, problem in enumerate(problems) for j in range(problem.values.shape[1])
+    )
     sizes = [problems[i].num_states for i, _ in tasks]
     starts = np.concatenate([[0], np.cumsum(sizes)])
 
     def stack(name: str) -> np.ndarray:
-        return pad_rows(np.concatenate([getattr(problems[i], name)[: problems[i].num_states] for i, _ in tasks]))
+        return pad_rows(
+            np.concatenate([getattr(problems[i], name)[: problems[i].num_states] for i, _ in tasks])
+        )
 
     fold = np.concatenate([problems[i].folds.labels for i, _ in tasks])
     return JointProblem(
@@ -535,7 +609,9 @@ def join(problems: tuple[Problem, ...]) -> JointProblem:
         tasks=tasks,
         draws=stack("draws"),
         scores=stack("scores"),
-        values=pad_rows(np.concatenate([problems[i].values[: problems[i].num_states, j] for i, j in tasks])),
+        values=pad_rows(
+            np.concatenate([problems[i].values[: problems[i].num_states, j] for i, j in tasks])
+        ),
         counts=stack("counts"),
         labels=pad_rows(np.repeat(np.arange(len(tasks)), sizes)),
         chains=stack("chains"),
@@ -545,7 +621,8 @@ def join(problems: tuple[Problem, ...]) -> JointProblem:
 
 
 MIN_STATES = 4
-"""Distinct states, or effective draws of weighted ones, below which no error is reported, not even of a constant."""
+"""Distinct states, or effective draws of weighted ones, below which no error is reported, not even
+of a constant."""
 
 
 class Sample(NamedTuple):
@@ -556,11 +633,12 @@ class Sample(NamedTuple):
     events : (p,) whether a constant zero or one is taken for that of an event that was not seen.
     units : (p,) powers of two, one for values of a usual size; see `scaled`.
     states : the distinct states of the trace.
-    finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not constant up to
-        rounding, as the diagonal of a correlation matrix is.
-    unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was not seen.
-    ess : the smallest effective sample size of a coordinate, of large arrays, of every so many draws, or that of the
-        weights; NaN where nothing is unseen.
+    finite, varying : (p,) whether an integrand is finite at every draw; whether it is and is not
+        constant up to rounding, as the diagonal of a correlation matrix is.
+    unseen : (p,) whether it is zero at every draw, or one, as the indicator of an event is that was
+        not seen.
+    ess : the smallest effective sample size of a coordinate, of large arrays, of every so many
+        draws, or that of the weights; NaN where nothing is unseen.
     """
 
     trace: Trace
@@ -583,7 +661,8 @@ class Sample(NamedTuple):
         events: Bool[np.ndarray, " p"] | None = None,
         states: States | None = None,
     ) -> "Sample":
-        """Return integrands on a trace, all of them `events` by default; `states` where the caller has them already."""
+        """Return integrands on a trace, all of them `events` by default; `states` where the caller
+        has them already."""
         events = np.ones(len(names), bool) if events is None else events
         states = distinct_states(trace) if states is None else states
         with np.errstate(invalid="ignore"):
@@ -605,14 +684,18 @@ class Sample(NamedTuple):
 
     @property
     def scaled(self) -> Float[np.ndarray, "c n p"]:
-        """The values in their units, whose variances neither overflow nor vanish; without a copy where all are one."""
+        """The values in their units, whose variances neither overflow nor vanish; without a copy
+        where all are one."""
         return in_units(self.values, self.units)
 
     @property
     def too_few(self) -> bool:
-        """Whether there are too few distinct states, or effective draws, to know anything of the errors."""
+        """Whether there are too few distinct states, or effective draws, to know anything of the
+        errors."""
         weights = self.trace.weights
-        return (weights is not None and weights.ess < MIN_STATES) or len(self.states.counts) < MIN_STATES
+        return (weights is not None and weights.ess < MIN_STATES) or len(
+            self.states.counts
+        ) < MIN_STATES
 
     @property
     def columns(self) -> Int[np.ndarray, " k"]:
@@ -634,7 +717,8 @@ class Sample(NamedTuple):
         )
 
     def without_repeats(self) -> tuple["Sample", Int[np.ndarray, " p"]]:
-        """Return the sample of the integrands that differ, itself where all do, and the place there of each of these.
+        """Return the sample of the integrands that differ, itself where all do, and the place there
+        of each of these.
 
         A correlation matrix holds each of its correlations twice.
         """
@@ -649,7 +733,11 @@ class Sample(NamedTuple):
         if not len(self.columns):
             return None
         return make_problem(
-            self.trace, self.fitted_values, states=self.states, num_folds=options.folds, moments=options.standardize
+            self.trace,
+            self.fitted_values,
+            states=self.states,
+            num_folds=options.folds,
+            moments=options.standardize,
         )
 
     def problem_on(self, problem: Problem) -> Problem | None:
@@ -678,7 +766,9 @@ def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
         kept: list[int] = []
         # In order of place, so that the first of the same stands for them.
         for j in sorted(run.tolist()):
-            first[j] = next((i for i in kept if same_to_rounding(values[..., i], values[..., j])), j)
+            first[j] = next(
+                (i for i in kept if same_to_rounding(values[..., i], values[..., j])), j
+            )
             if first[j] == j:
                 kept.append(j)
     return first

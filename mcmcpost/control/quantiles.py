@@ -1,4 +1,5 @@
-"""Quantiles: where a controlled distribution function has a level, and how far that is from the truth."""
+"""Quantiles: where a controlled distribution function has a level, and how far that is from the
+truth."""
 
 from collections.abc import Callable
 from functools import partial
@@ -28,7 +29,8 @@ if TYPE_CHECKING:
     from mcmcpost.control.distribution import Distribution
 
 MOST_PASSES = 6
-"""Passes in which a quantile is found: more than two where Newton's method is still further away than its error."""
+"""Passes in which a quantile is found: more than two where Newton's method is still further away
+than its error."""
 
 SMALL_PART = 0.3
 """Part of the error that is left of that distance."""
@@ -37,16 +39,19 @@ WRONG = 0.1
 """Relative error of a density from a distribution function at three points."""
 
 STRAIGHT = 0.1
-"""Relative error of a tail's probability up to which the error of its quantile is that of the probability over p."""
+"""Relative error of a tail's probability up to which the error of its quantile is that of the
+probability over p."""
 
 ALIKE = 3.0
-"""Factor between a slope and that of the empirical distribution function up to which it is believed."""
+"""Factor between a slope and that of the empirical distribution function up to which it is
+believed."""
 
 APART = 1.5
 """Plain standard errors between the levels at which a quantile is looked for."""
 
 MOST_GAIN = 1e8
-"""Gain that the levels of an order statistic are computed for: of what is exact they would take a second a quantile."""
+"""Gain that the levels of an order statistic are computed for: of what is exact they would take a
+second a quantile."""
 
 
 def _bracketed(
@@ -55,9 +60,11 @@ def _bracketed(
     levels: Float[np.ndarray, " q"],
     invert: Callable[[np.ndarray], np.ndarray],
 ) -> tuple[Float[np.ndarray, " q"], Float[np.ndarray, " q"]]:
-    """Return where a controlled distribution function at three points has a level, and its slope there.
+    """Return where a controlled distribution function at three points has a level, and its slope
+    there.
 
-    Quantities of which nothing is known have their plain quantiles and the slope zero. All are in scaled units.
+    Quantities of which nothing is known have their plain quantiles and the slope zero. All are in
+    scaled units.
     """
     found, slope = plain.copy(), np.zeros(len(levels))
     if dist.marginal(0) is None:  # and then of none
@@ -71,10 +78,11 @@ def _bracketed(
         if (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
             curve = PchipInterpolator(function, at)
             inside = np.clip(level, function[0], function[-1])
-            steepness = float(curve(inside, 1))  # of a quantile by its level; zero at an end of a flat part
+            # of a quantile by its level; zero at an end of a flat part
+            steepness = float(curve(inside, 1))
             found[k], slope[k] = curve(inside), 1 / steepness if steepness > 0 else 0.0
-    # A slope that is another than the draws' own is that of points which the regression has drawn together: the error
-    # would be nothing where it should be anything.
+    # A slope that is another than the draws' own is that of points which the regression has drawn
+    # together: the error would be nothing where it should be anything.
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = slope * (points[:, 2] - points[:, 0]) / (high - low)
     return found, np.where((ratio > 1 / ALIKE) & (ratio < ALIKE), slope, 0.0)
@@ -83,7 +91,8 @@ def _bracketed(
 class _Draws(NamedTuple):
     """The draws of the quantity of each of q quantiles, in scaled units.
 
-    values : (n, q), chains concatenated; zero where `finite` (q,) is false. invert : from levels (q,) to quantiles.
+    values : (n, q), chains concatenated; zero where `finite` (q,) is false. invert : from levels
+        (q,) to quantiles.
     """
 
     values: Float[np.ndarray, "n q"]
@@ -105,11 +114,15 @@ class _Root(NamedTuple):
 
 
 def _search(
-    dist: "Distribution", draws: _Draws, levels: Float[np.ndarray, " q"], scale: Float[np.ndarray, " q"]
+    dist: "Distribution",
+    draws: _Draws,
+    levels: Float[np.ndarray, " q"],
+    scale: Float[np.ndarray, " q"],
 ) -> _Root:
     """Find quantiles from those of the draws; see `quantiles`.
 
-    dist : of one quantity, or of some of which nothing is known. scale : (q,) on which densities change."""
+    dist : of one quantity, or of some of which nothing is known. scale : (q,) on which densities
+        change."""
     sample, p = dist.sample, len(dist.sample.names)
     each = np.repeat(sample.units, len(levels) // p)
     quantile, slope = _bracketed(dist, draws.invert(levels), levels, draws.invert)
@@ -118,10 +131,13 @@ def _search(
     before = None
     for turn in range(MOST_PASSES):
         at = quantile
-        below = np.where(draws.finite, draws.values <= at, np.nan).reshape(*sample.values.shape[:2], -1)
+        below = np.where(draws.finite, draws.values <= at, np.nan).reshape(
+            *sample.values.shape[:2], -1
+        )
         estimate, _ = dist.events(below, (at * each).reshape(p, -1), shared=False)
         if before is not None:
-            # The secant: between two points that are close the function is known better than at three far apart.
+            # The secant: between two points that are close the function is known better than at
+            # three far apart.
             with np.errstate(invalid="ignore", divide="ignore"):
                 secant = (estimate.mean - before[1]) / (at - before[0])
             slope = np.where((secant > slope / 2) & (secant < 2 * slope), secant, slope)
@@ -129,11 +145,15 @@ def _search(
         newton = (estimate.mcse < estimate.mcse_plain) & (slope > 0)
         with np.errstate(invalid="ignore", divide="ignore"):
             step = np.where(newton, (levels - estimate.mean) / slope, 0.0)
-            # A step of Newton's method leaves its square, over the scale on which the density changes, and as much of
-            # it as the density is wrong.
+            # A step of Newton's method leaves its square, over the scale on which the density
+            # changes, and as much of it as the density is wrong.
             remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
-            known = np.where(newton, estimate.mcse / slope + ROUNDING * (np.abs(at) + scale) + rounding, 0.0)
-        quantile = np.where(newton, at + step, draws.invert(levels - (estimate.mean - estimate.mean_plain)))
+            known = np.where(
+                newton, estimate.mcse / slope + ROUNDING * (np.abs(at) + scale) + rounding, 0.0
+            )
+        quantile = np.where(
+            newton, at + step, draws.invert(levels - (estimate.mean - estimate.mean_plain))
+        )
         if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
             break
     error = np.where(newton, np.hypot(known, remainder), np.nan)
@@ -143,20 +163,23 @@ def _search(
 def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> Estimate:
     """Return quantiles of the quantities of the sample, one result per (quantity, probability).
 
-    The empirical distribution function F̂, moved by the control variate's correction at the quantile itself, is
-    inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of the previous pass. Where F_cv rises at
-    three points about the quantile it is q₀ − (F_cv(q₀) − π)/p, by Newton's method and then by secants, with p the
-    slope of F_cv, since order statistics are 1/(n p) apart, which may be more than the error; and that is mcse/p, with
-    what the method leaves. A quantile whose controlled error is not the smaller one is the plain one.
+    The empirical distribution function F̂, moved by the control variate's correction at the
+    quantile itself, is inverted: q solves F̂(q) = π − (F_cv(q₀) − F̂(q₀)) with q₀ the quantile of
+    the previous pass. Where F_cv rises at three points about the quantile it is q₀ − (F_cv(q₀) −
+    π)/p, by Newton's method and then by secants, with p the slope of F_cv, since order statistics
+    are 1/(n p) apart, which may be more than the error; and that is mcse/p, with what the method
+    leaves. A quantile whose controlled error is not the smaller one is the plain one.
 
-    The error of a plain quantile is the root mean square distance from those at the levels where it may stand, which
-    are distributed as those of an order statistic of S independent draws, S the effective sample size of F̂: a jump
-    that two errors of F̂ reach counts, and so does what lies beyond the draws (`QuantileFunction`). That of a
-    controlled one is smaller by as much as F_cv has a smaller mcse than F̂, since the few draws between its own levels
-    say little about the density, and at least that of its own levels.
+    The error of a plain quantile is the root mean square distance from those at the levels where it
+    may stand, which are distributed as those of an order statistic of S independent draws, S the
+    effective sample size of F̂: a jump that two errors of F̂ reach counts, and so does what lies
+    beyond the draws (`QuantileFunction`). That of a controlled one is smaller by as much as F_cv
+    has a smaller mcse than F̂, since the few draws between its own levels say little about the
+    density, and at least that of its own levels.
 
-    A quantile with fewer than three effective draws beyond it is ``unseen``. That of an event that was not seen is in
-    doubt, with an error of one, where its probability may be as large as the quantile's tail.
+    A quantile with fewer than three effective draws beyond it is ``unseen``. That of an event that
+    was not seen is in doubt, with an error of one, where its probability may be as large as the
+    quantile's tail.
     """
     sample = dist.sample
     values = sample.scaled
@@ -173,9 +196,11 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
     places = None if weights is None else middle_places(weights.values.reshape(-1)[order])
     invert = partial(order_quantiles, ordered, places)
     plain = invert(levels)
-    # Of exp(θ) a few draws make the standard deviation, and near its lower quantiles the density changes within less.
+    # Of exp(θ) a few draws make the standard deviation, and near its lower quantiles the density
+    # changes within less.
     nearby = 2 * (
-        invert(np.minimum(1.5 * levels, (1 + levels) / 2)) - invert(np.maximum(0.5 * levels, 1.5 * levels - 0.5))
+        invert(np.minimum(1.5 * levels, (1 + levels) / 2))
+        - invert(np.maximum(0.5 * levels, 1.5 * levels - 0.5))
     )
     scale = np.where(nearby > 0, np.fmin(nearby, sd_of(safe, weights)), sd_of(safe, weights))
     known = _search(dist, _Draws(safe, finite, invert), levels, np.where(varying, scale, 1.0))
@@ -192,33 +217,55 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
         gain = np.where(used, (estimate.mcse_plain / estimate.mcse) ** 2, 1.0)
     plain_error = np.where(counted, function.error(levels, size), np.nan)
     moved = np.clip(
-        levels - (estimate.mean - estimate.mean_plain), np.fmin(levels, 1 / size), np.fmax(levels, 1 - 1 / size)
+        levels - (estimate.mean - estimate.mean_plain),
+        np.fmin(levels, 1 / size),
+        np.fmax(levels, 1 - 1 / size),
     )
     own = function.error(moved, size * np.minimum(gain, MOST_GAIN))
     error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
-    # Where the density is not known, what is left is how far the last pass moved, and the distance of two draws: a gain
-    # of 1e28 says nothing about what lies between them.
+    # Where the density is not known, what is left is how far the last pass moved, and the distance
+    # of two draws: a gain of 1e28 says nothing about what lies between them.
     apart = 1 / len(ordered)
     spacing = (invert(np.fmin(moved + apart, 1.0)) - invert(np.fmax(moved - apart, 0.0))) / 2
-    error = np.where(used & np.isnan(known.error), np.hypot(error, known.moved + spacing / np.sqrt(12)), error)
-    # In a tail that is known to a tenth at best the distribution function is no straight line within its error.
+    error = np.where(
+        used & np.isnan(known.error), np.hypot(error, known.moved + spacing / np.sqrt(12)), error
+    )
+    # In a tail that is known to a tenth at best the distribution function is no straight line
+    # within its error.
     straight = estimate.mcse < STRAIGHT * np.minimum(levels, 1 - levels)
     by_density = np.where(straight, known.error, np.fmax(known.error, error))
     error = np.where(np.isnan(known.error), error, by_density)
     worse = used & ~(error < plain_error)
-    used, quantile, error = used & ~worse, np.where(worse, plain, quantile), np.where(worse, plain_error, error)
+    used, quantile, error = (
+        used & ~worse,
+        np.where(worse, plain, quantile),
+        np.where(worse, plain_error, error),
+    )
     constant = ordered[0] == ordered[-1]
     tail = np.where(ordered[0] > 0, levels, 1 - levels)
     never = np.repeat(sample.events, a) & constant & np.isin(ordered[0], (0.0, 1.0))
     doubted = never & (tail < RULE_OF_THREE * estimate.mcse)
     error, plain_error = np.where(doubted, 1.0, error), np.where(doubted, 1.0, plain_error)
     few = ~constant & (size * np.minimum(levels, 1 - levels) < RULE_OF_THREE)
-    status = [Status.UNSEEN if rare and s in TRUSTED else s for rare, s in zip(few, estimate.status, strict=True)]
+    status = [
+        Status.UNSEEN if rare and s in TRUSTED else s
+        for rare, s in zip(few, estimate.status, strict=True)
+    ]
     known_by_fit = (*TRUSTED, Status.EXACT, Status.ON_TRUST)
-    status = [Status.PLAIN if own and s in known_by_fit else s for own, s in zip(worse, status, strict=True)]
-    method = [PlainMean().label if own else label for own, label in zip(worse, estimate.method, strict=True)]
-    largest = ~constant & ~few  # every draw is at most the largest value, which many have: no event is unseen
-    status = [Status.PLAIN if top and s is Status.UNSEEN else s for top, s in zip(largest, status, strict=True)]
+    status = [
+        Status.PLAIN if own and s in known_by_fit else s
+        for own, s in zip(worse, status, strict=True)
+    ]
+    method = [
+        PlainMean().label if own else label
+        for own, label in zip(worse, estimate.method, strict=True)
+    ]
+    # every draw is at most the largest value, which many have: no event is unseen
+    largest = ~constant & ~few
+    status = [
+        Status.PLAIN if top and s is Status.UNSEEN else s
+        for top, s in zip(largest, status, strict=True)
+    ]
     crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
     found = estimate._replace(
         mean=quantile + nan,
@@ -226,7 +273,8 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
         mean_plain=plain + nan,
         mcse_plain=plain_error + nan,
         mean_crossfit=crossfit + nan,
-        gain=np.where(used & (error > 0), (plain_error / np.where(error > 0, error, 1.0)) ** 2, 1.0) + nan,
+        gain=np.where(used & (error > 0), (plain_error / np.where(error > 0, error, 1.0)) ** 2, 1.0)
+        + nan,
         status=tuple(status),
         method=tuple(method),
         sd=sd_of(safe, weights) + nan,
@@ -241,8 +289,11 @@ def sd_of(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np
     return np.sqrt(weights.variance(values.reshape(*weights.values.shape, -1)))
 
 
-def _effective_size(estimate: Estimate, values: Float[np.ndarray, "c n q"]) -> Float[np.ndarray, " q"]:
-    """Return the effective sample size of the indicator of each quantile; where it is constant, that of the values."""
+def _effective_size(
+    estimate: Estimate, values: Float[np.ndarray, "c n q"]
+) -> Float[np.ndarray, " q"]:
+    """Return the effective sample size of the indicator of each quantile; where it is constant,
+    that of the values."""
     with np.errstate(invalid="ignore", divide="ignore"):
         found = (estimate.sd / estimate.mcse_plain) ** 2
     same = np.flatnonzero((estimate.sd == 0) & np.isfinite(estimate.mcse_plain))

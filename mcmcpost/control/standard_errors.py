@@ -1,7 +1,7 @@
 """The error of a controlled mean, and whether its control variate is believed.
 
-The error is how far the mean moves when some of the draws are left out, and what that cannot show. What is reported of
-an integrand depends on its fit and on its plain mean.
+The error is how far the mean moves when some of the draws are left out, and what that cannot show.
+What is reported of an integrand depends on its fit and on its plain mean.
 """
 
 from collections.abc import Iterator, Sequence
@@ -38,23 +38,28 @@ GROWING = 0.1, 0.3
 """Shares of participating draws below which no rate is believed, and above which `FASTEST` is."""
 
 ON_QUARTERS = 0.25, 1.0
-"""Deviations of quarters, in errors of the plain mean of as many independent draws, up to which a rate is believed in
-full, and from which none is."""
+"""Deviations of quarters, in errors of the plain mean of as many independent draws, up to which a
+rate is believed in full, and from which none is."""
 
 
-def total_error(problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray, " p"]) -> Float[np.ndarray, " p"]:
+def total_error(
+    problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray, " p"]
+) -> Float[np.ndarray, " p"]:
     """Return the standard error of the fit's mean, in the problem's units.
 
     error² = max(1.1·refit variance, residual error²)·√(m/3P)·(1 + 3/P) + gap² + doubt²
 
     - `refit_variance`: how far the mean moves without each fold and on halves of them.
-    - residual error: of the mean of the held-out residuals. It sees autocorrelation within the folds.
-    - P: of m draws, those that participate in the integrand or, if they are fewer, in a coordinate; m/3 for a Gaussian.
-      The residuals of a flexible fit do not tell how well the tails were visited, because it passes through whatever it
-      sees.
-    - doubt: what the method itself knows of, such as the distance of two kernel fits (`functional.crossfit_both`).
-    - gap: the distance of the mean from that of the held-out residuals. Stein's equation f − Lv = β has a solution v on
-      the region that the draws visit for *every* β, so that small residuals can surround a wrong constant.
+    - residual error: of the mean of the held-out residuals. It sees autocorrelation within the
+      folds.
+    - P: of m draws, those that participate in the integrand or, if they are fewer, in a coordinate;
+      m/3 for a Gaussian. The residuals of a flexible fit do not tell how well the tails were
+      visited, because it passes through whatever it sees.
+    - doubt: what the method itself knows of, such as the distance of two kernel fits
+      (`functional.crossfit_both`).
+    - gap: the distance of the mean from that of the held-out residuals. Stein's equation f − Lv = β
+      has a solution v on the region that the draws visit for *every* β, so that small residuals can
+      surround a wrong constant.
 
     ``benchmarks.control.errors`` measures how well that holds.
 
@@ -63,8 +68,12 @@ def total_error(problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray
     residual_error : (p,) in the problem's units, as the result is.
     """
     # The mean of the held-out residuals, which must agree with the fit's own constant.
-    crossfit = (problem.counts @ problem.values - problem.counts @ fit.control) / problem.counts.sum()
-    return combined_error(problem.outline, fit.mean, fit.refits, crossfit, residual_error, fit.doubt)
+    crossfit = (
+        problem.counts @ problem.values - problem.counts @ fit.control
+    ) / problem.counts.sum()
+    return combined_error(
+        problem.outline, fit.mean, fit.refits, crossfit, residual_error, fit.doubt
+    )
 
 
 def combined_error(
@@ -75,26 +84,32 @@ def combined_error(
     residual_error: Float[np.ndarray, " p"],
     doubt: Float[np.ndarray, " p"] | float = 0.0,
 ) -> Float[np.ndarray, " p"]:
-    """Return `total_error` from the mean, the refits, and the mean and the error of the held-out residuals."""
+    """Return `total_error` from the mean, the refits, and the mean and the error of the held-out
+    residuals."""
     # `fmax`: where no refit was made its NaN gives way to the residual error.
     variance = np.fmax(SAFETY * refit_variance(outline, mean, refits), residual_error**2)
     inflation = tail_inflation(outline.participants, outline.total)
     return np.sqrt(variance * inflation + (mean - crossfit) ** 2 + doubt**2)
 
 
-def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refits) -> Float[np.ndarray, " p"]:
+def refit_variance(
+    outline: Outline, mean: Float[np.ndarray, " p"], refits: Refits
+) -> Float[np.ndarray, " p"]:
     """Return the variance of a fit's mean that its refits show; NaN where there are none.
 
-    Where the variance of an optimal estimator falls with the number of draws as n^(−2a), its mean square deviation on a
-    part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations are divided by that factor; the larger
-    one is taken of that without one fold and of the average over halves and quarters. Means, and regressions on fixed
-    features, have a = ½: these are then the jackknife and balanced half samples. Kernels converge faster. Their
-    quarters deviate, in squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1¼. It is kept
-    closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by chance. So it is
-    where fits on quarters are hardly better than a plain mean: they do not converge yet, as between two modes that
-    chains with few effective draws seldom cross, and no rate follows from how wrong they are.
+    Where the variance of an optimal estimator falls with the number of draws as n^(−2a), its mean
+    square deviation on a part ρ of the draws is ρ^(−2a) − 1 times that variance. Squared deviations
+    are divided by that factor; the larger one is taken of that without one fold and of the average
+    over halves and quarters. Means, and regressions on fixed features, have a = ½: these are then
+    the jackknife and balanced half samples. Kernels converge faster. Their quarters deviate, in
+    squares, 4^a + 1 times as much as their halves, which gives a, between ½ and 1¼. It is kept
+    closer to ½ the fewer draws participate: on integrands that grow, halves and quarters differ by
+    chance. So it is where fits on quarters are hardly better than a plain mean: they do not
+    converge yet, as between two modes that chains with few effective draws seldom cross, and no
+    rate follows from how wrong they are.
 
-    Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out, at the rate ½.
+    Where draws are few (`are_few`) halves and quarters say nothing: only single folds are left out,
+    at the rate ½.
     """
     share, size = outline.participants / outline.total, outline.sizes / outline.total
     few = are_few(outline.total, outline.num_coordinates)
@@ -102,14 +117,18 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
     without_fold = ~np.eye(len(size), dtype=bool)
 
     def variance(
-        means: Float[Array | np.ndarray, "s p"], kept: Bool[np.ndarray, "s k"], rate: Float[np.ndarray, " p"]
+        means: Float[Array | np.ndarray, "s p"],
+        kept: Bool[np.ndarray, "s k"],
+        rate: Float[np.ndarray, " p"],
     ) -> Float[np.ndarray, " p"]:
         # ρ^(−2a) − 1 of section 2, Errors: by how much a fit on a share ρ deviates, over V.
         factor = (kept @ size)[:, None] ** (-2 * rate) - 1
         squares = (means - mean) ** 2 / factor
         # Fits that were not made are NaN, and out of the mean.
         known = np.isfinite(squares)
-        return np.where(known, squares, 0.0).sum(axis=0) / np.where(known.any(axis=0), known.sum(axis=0), np.nan)
+        return np.where(known, squares, 0.0).sum(axis=0) / np.where(
+            known.any(axis=0), known.sum(axis=0), np.nan
+        )
 
     low, high = GROWING
     slow = np.full(len(mean), 0.5)
@@ -119,14 +138,22 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
         # At a = ½ the factors are 3 on quarters and 1 on halves: times 3 it is the ratio of
         # deviations, which is 4^a + 1; at least 2 inside the logarithm keeps a at ½ or above.
         of_quarters = 3 * variance(refits.quarters, quarters, slow)
-        rate = 0.5 * np.log2(np.maximum(of_quarters / variance(refits.halves, halves, slow) - 1, 2.0))
-        # Values have unit variance, so that a plain mean of independent draws has the variance 1/total.
+        rate = 0.5 * np.log2(
+            np.maximum(of_quarters / variance(refits.halves, halves, slow) - 1, 2.0)
+        )
+        # Values have unit variance, so that a plain mean of independent draws has the variance
+        # 1/total.
         least, most = ON_QUARTERS
-        converged = np.clip((most - np.sqrt(outline.total * of_quarters)) / (most - least), 0.0, 1.0)
+        converged = np.clip(
+            (most - np.sqrt(outline.total * of_quarters)) / (most - least), 0.0, 1.0
+        )
     # The rate may be believed more, the more of the draws take part in the variance.
     fastest = 0.5 + (FASTEST - 0.5) * np.clip((share - low) / (high - low), 0.0, 1.0) * converged
     rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
-    on_halves, on_quarters = variance(refits.halves, halves, rate), variance(refits.quarters, quarters, rate)
+    on_halves, on_quarters = (
+        variance(refits.halves, halves, rate),
+        variance(refits.quarters, quarters, rate),
+    )
     # Halves and quarters share draws with each other: their mean, not their sum.
     on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)
     return np.fmax(variance(refits.without_fold, without_fold, rate), on_parts)
@@ -135,24 +162,32 @@ def refit_variance(outline: Outline, mean: Float[np.ndarray, " p"], refits: Refi
 def judged_variance(problem: Problem, fit: FoldFit) -> Float[np.ndarray, " p"]:
     """Return n·`total_error`² as if draws were independent. Methods are compared by it."""
     total = problem.counts.sum()
-    return total * total_error(problem, fit, np.sqrt(residual_variance(problem, fit.control) / total)) ** 2
+    return (
+        total
+        * total_error(problem, fit, np.sqrt(residual_variance(problem, fit.control) / total)) ** 2
+    )
 
 
 def plain_variance(problem: Problem) -> Float[np.ndarray, " p"]:
-    """Return `judged_variance` of the plain means, in which means over parts of the folds see autocorrelation."""
+    """Return `judged_variance` of the plain means, in which means over parts of the folds see
+    autocorrelation."""
     plain = PlainMean().crossfit(problem)
-    return judged_variance(problem, plain._replace(refits=mean_of_residuals(problem, plain.control)[1]))
+    return judged_variance(
+        problem, plain._replace(refits=mean_of_residuals(problem, plain.control)[1])
+    )
 
 
 SUSPECT = 0.1
-"""Share of participating draws below which the tail is looked at: where k̂ is too large there are fewer."""
+"""Share of participating draws below which the tail is looked at: where k̂ is too large there are
+fewer."""
 
 
 def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
-    """Return which integrands have too heavy a tail for the error of their mean to be known from these draws.
+    """Return which integrands have too heavy a tail for the error of their mean to be known from
+    these draws.
 
-    Their Pareto k̂ is above ½, where the variance is infinite, by more than a standard error: (1 + ½)/√M for M draws of
-    a tail (Smith 1987, doi:10.1214/aos/1176350499).
+    Their Pareto k̂ is above ½, where the variance is infinite, by more than a standard error: (1 +
+    ½)/√M for M draws of a tail (Smith 1987, doi:10.1214/aos/1176350499).
     """
     values = thinned(values)
     # Of thinned draws k̂ is less certain, as its standard error in the bound says.
@@ -164,15 +199,18 @@ def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
 
 
 def tail_inflation(participants: Float[np.ndarray, " p"], total: float) -> Float[np.ndarray, " p"]:
-    """Return √(m/3P)·(1 + 3/P), at least one, by which the variance of a mean of m draws is enlarged for heavy tails.
+    """Return √(m/3P)·(1 + 3/P), at least one, by which the variance of a mean of m draws is
+    enlarged for heavy tails.
 
-    Where a few draws make up the variance, that of the tail without draws is missing from the Monte Carlo error. A
-    Gaussian, with P = m/3, is enlarged by 1 + 9/m.
+    Where a few draws make up the variance, that of the tail without draws is missing from the Monte
+    Carlo error. A Gaussian, with P = m/3, is enlarged by 1 + 9/m.
     """
     return np.sqrt(np.maximum(total / (3.0 * participants), 1.0)) * (1.0 + 3.0 / participants)
 
 
-def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Float[np.ndarray, " p"]:
+def residual_variance(
+    problem: Problem, control: Float[np.ndarray, "m p"]
+) -> Float[np.ndarray, " p"]:
     """Return the variance of values − control over draws, within the problem's units."""
     counts, total, squares = problem.counts, problem.counts.sum(), np.zeros(control.shape[1])
     mean = (counts @ problem.values - counts @ control) / total
@@ -183,30 +221,34 @@ def residual_variance(problem: Problem, control: Float[np.ndarray, "m p"]) -> Fl
 
 
 DISAGREEMENT = 2.9e-7
-"""One-sided probability at which the controlled and the plain mean contradict each other: five standard errors."""
+"""One-sided probability at which the controlled and the plain mean contradict each other: five
+standard errors."""
 
 DOUBT = 1.35e-3
-"""One-sided probability from which their distance begins to count as an error: three standard errors."""
+"""One-sided probability from which their distance begins to count as an error: three standard
+errors."""
 
 CONTRADICTING = 100.0, 25.0
-"""Effective draws from which the plain mean of an integrand may contradict a controlled one: of any, and of one whose
-tail is no heavier than a Gaussian's (`LIGHT`).
+"""Effective draws from which the plain mean of an integrand may contradict a controlled one: of
+any, and of one whose tail is no heavier than a Gaussian's (`LIGHT`).
 
-With fewer, the draws may have missed a tail: on 100 samples of 40 normal draws four exact means of x⁶ were contradicted
-by the plain one, which was up to 38 of its own standard errors too small (by hand). An event has no tail: beside 54
-effective draws a kernel gave it the probability 1.07 ± 0.004, on a density with a kink (by hand).
+With fewer, the draws may have missed a tail: on 100 samples of 40 normal draws four exact means of
+x⁶ were contradicted by the plain one, which was up to 38 of its own standard errors too small (by
+hand). An event has no tail: beside 54 effective draws a kernel gave it the probability 1.07 ±
+0.004, on a density with a kink (by hand).
 """
 
 LIGHT = 0.8
-"""Participating draws, in units of the third that participate of a Gaussian, from which there is no tail to be missed.
-The sample of a Gaussian has a little less than a third by chance."""
+"""Participating draws, in units of the third that participate of a Gaussian, from which there is no
+tail to be missed. The sample of a Gaussian has a little less than a third by chance."""
 
 
 class Columns(NamedTuple):
     """What is reported of some integrands: fields of `Estimate` with one entry an integrand.
 
     sd : (k,) posterior standard deviation.
-    used : (k,) whether the control variate is; otherwise the other fields are those of the plain mean.
+    used : (k,) whether the control variate is; otherwise the other fields are those of the plain
+        mean.
     """
 
     mean: Float[np.ndarray, " k"]
@@ -228,19 +270,26 @@ Over n draws 3/n is an upper bound of 95 % for the probability of an event that 
 
 
 def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) -> Columns:
-    """Return plain means, scaled; a constant is its median and has no error, and what is ``unseen`` has 1/(ESS + 2).
+    """Return plain means, scaled; a constant is its median and has no error, and what is ``unseen``
+    has 1/(ESS + 2).
 
-    An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS + 2), if nothing was
-    known of it before (Laplace's rule of succession). All is NaN for an integrand that is not finite, and the error is
-    NaN where there are too few states.
+    An indicator that holds at ESS independent draws fails with probability 1/(ESS + 2) ± 1/(ESS +
+    2), if nothing was known of it before (Laplace's rule of succession). All is NaN for an
+    integrand that is not finite, and the error is NaN where there are too few states.
 
-    sizes : where the integrands are events, the effective sample sizes of the quantities that they are of. The error is
-        then that of a probability with two more draws of either kind (Agresti and Coull 1998, *The American
-        Statistician* 52): where few draws are of one kind, the usual error is the smaller the fewer they are by chance.
-        Three draws in a row that saw an event look like three independent ones. Where fewer than three effective draws
-        are of one kind, they and one more are the quantity's.
+    sizes : where the integrands are events, the effective sample sizes of the quantities that they
+        are of. The error is then that of a probability with two more draws of either kind (Agresti
+        and Coull 1998, *The American Statistician* 52): where few draws are of one kind, the usual
+        error is the smaller the fewer they are by chance. Three draws in a row that saw an event
+        look like three independent ones. Where fewer than three effective draws are of one kind,
+        they and one more are the quantity's.
     """
-    values, finite, varying, weights = sample.scaled, sample.finite, sample.varying, sample.trace.weights
+    values, finite, varying, weights = (
+        sample.scaled,
+        sample.finite,
+        sample.varying,
+        sample.trace.weights,
+    )
     chains, draws, p = values.shape
     # Zeros in place of what is not finite: no warnings on the way, and NaN again at the end.
     safe = values if finite.all() else np.where(finite, values, 0.0)
@@ -259,11 +308,17 @@ def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) ->
     if sizes is not None:
         with np.errstate(invalid="ignore", divide="ignore"):
             # p(1 − p)/mcse²: effective draws of the indicator itself.
-            own, tail, one = mean * (1 - mean) / error**2, np.minimum(mean, 1 - mean), 1 / (sizes + 2)
+            own, tail, one = (
+                mean * (1 - mean) / error**2,
+                np.minimum(mean, 1 - mean),
+                1 / (sizes + 2),
+            )
             # Two more draws of either kind (Agresti and Coull), at the indicator's effective size.
             more = (own * mean + 2) / (own + 4)
             error = np.where(own > 0, np.sqrt(more * (1 - more) / own), error)
-            error = np.where(tail < RULE_OF_THREE / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error)
+            error = np.where(
+                tail < RULE_OF_THREE / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error
+            )
     return Columns(
         mean=mean + nan,
         mcse=np.where(varying, error, unvarying) + (np.nan if sample.too_few else nan),
@@ -290,8 +345,8 @@ def _plain_status(sample: Sample) -> Iterator[Status]:
 class Residuals(NamedTuple):
     """What draws show of some integrands less their cross-fitted control variates.
 
-    mean, variance : (k,) over draws. error : (k,) of the mean, from the draws alone. of_values : (k,) the variance of
-        the integrands themselves.
+    mean, variance : (k,) over draws. error : (k,) of the mean, from the draws alone. of_values :
+        (k,) the variance of the integrands themselves.
     """
 
     mean: Float[np.ndarray, " k"]
@@ -301,12 +356,20 @@ class Residuals(NamedTuple):
 
     @classmethod
     def of(
-        cls, residual: Float[np.ndarray, "c n k"], values: Float[np.ndarray, "c n k"], weights: Weights | None
+        cls,
+        residual: Float[np.ndarray, "c n k"],
+        values: Float[np.ndarray, "c n k"],
+        weights: Weights | None,
     ) -> "Residuals":
         """Return those of the residuals, and of the values, at every draw."""
         with np.errstate(invalid="ignore", divide="ignore"):
             mean, error = mean_over_draws(residual, weights), mcse_mean(residual, weights)
-            return cls(mean, variance_over_draws(residual, weights), error, variance_over_draws(values, weights))
+            return cls(
+                mean,
+                variance_over_draws(residual, weights),
+                error,
+                variance_over_draws(values, weights),
+            )
 
 
 def judge(
@@ -321,7 +384,8 @@ def judge(
 ) -> Columns:
     """Return what is reported of some integrands, given their controlled and their plain means.
 
-    A controlled mean that contradicts the plain one is returned where the caller overrode the score gate.
+    A controlled mean that contradicts the plain one is returned where the caller overrode the score
+    gate.
 
     Parameters
     ----------
@@ -331,24 +395,34 @@ def judge(
         size = np.abs(plain.mean) + plain.sd
         ess = (plain.sd / plain.mcse) ** 2
         # Both: residuals of a fit through every draw are zero, and its mean may still be in doubt.
-        exact = np.isfinite(seen.error) & (np.maximum(np.sqrt(seen.variance), mcse) <= ROUNDING * size)
-        independent = plain.sd / np.sqrt(outline.total)  # an ESS above the number of draws is often chance
+        exact = np.isfinite(seen.error) & (
+            np.maximum(np.sqrt(seen.variance), mcse) <= ROUNDING * size
+        )
+        # an ESS above the number of draws is often chance
+        independent = plain.sd / np.sqrt(outline.total)
         # The plain mean's error as if its tail had been visited as rarely as it may.
-        slack = np.fmax(plain.mcse, independent) * np.sqrt(tail_inflation(outline.participants, outline.total))
+        slack = np.fmax(plain.mcse, independent) * np.sqrt(
+            tail_inflation(outline.participants, outline.total)
+        )
         doubted, limit = (
             scipy.stats.t.isf(chance, np.maximum(ess - 1, 1)) * np.hypot(slack, mcse)
             for chance in (DOUBT, DISAGREEMENT)
         )
-        # A plain mean of few effective draws is no witness against a controlled one, unless no tail can be missing.
+        # A plain mean of few effective draws is no witness against a controlled one, unless no tail
+        # can be missing.
         of_any, of_light = CONTRADICTING
-        witness = ess >= np.where(3 * outline.participants >= LIGHT * outline.total, of_light, of_any)
+        witness = ess >= np.where(
+            3 * outline.participants >= LIGHT * outline.total, of_light, of_any
+        )
         apart = np.where(options.bad_scores | ~witness, 0.0, np.abs(mean - plain.mean))
         believed = ~(apart > limit)
         # From three errors on the distance begins to count, and at five it counts whole.
         doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
         mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
         # Without a gain the plain mean is reported, which needs no assumption.
-        usable = np.isfinite(mcse) & np.isfinite(mean) & ((mcse < plain.mcse) | (not options.fallback))
+        usable = (
+            np.isfinite(mcse) & np.isfinite(mean) & ((mcse < plain.mcse) | (not options.fallback))
+        )
         # Exact to rounding is not exact: the sum of the draws itself has that error.
         reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
         gain = (plain.mcse / reported) ** 2

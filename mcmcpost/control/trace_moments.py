@@ -1,8 +1,10 @@
-"""Sums over the draws of a trace that add: over chunks, chains, jobs and machines, and as a sampler goes on.
+"""Sums over the draws of a trace that add: over chunks, chains, jobs and machines, and as a sampler
+goes on.
 
-All that a linear estimate and its errors need is in them (docs/mathematics.md section 2), in memory that does not grow
-with the draws: of every fold the sums of `Moments`, of every short run of a chain the sums of controls and quantities,
-in which residuals are linear, and some evenly spaced draws for what sums do not show, as tails.
+All that a linear estimate and its errors need is in them (docs/mathematics.md section 2), in memory
+that does not grow with the draws: of every fold the sums of `Moments`, of every short run of a
+chain the sums of controls and quantities, in which residuals are linear, and some evenly spaced
+draws for what sums do not show, as tails.
 """
 
 import json
@@ -42,18 +44,22 @@ MOMENTS = "moments"
 """The group of a tree that holds sums."""
 
 LOST = 1e-10
-"""Variance of residuals, of a quantity of unit variance, below which differences of sums have no digits of it."""
+"""Variance of residuals, of a quantity of unit variance, below which differences of sums have no
+digits of it."""
 
 
 class TraceMoments(NamedTuple):
     """Sums over traces of one posterior, from `moments`: ``a + b`` are those of the draws of both.
 
-    `expectation` and `summary` estimate from them what they would from the draws, by linear control variates. They are
-    as large for any number of draws: 8(q² + pq) numbers for each set of q controls that a fit has, and r(p + q) +
-    s(2d + p), of all q controls, p quantities, and up to 4,000 runs r and sampled draws s.
+    `expectation` and `summary` estimate from them what they would from the draws, by linear control
+    variates. They are as large for any number of draws: 8(q² + pq) numbers for each set of q
+    controls that a fit has, and r(p + q) + s(2d + p), of all q controls, p quantities, and up to
+    4,000 runs r and sampled draws s.
 
-    features : what is summed. moments, low, high, missing : as in `Sums`. groups : chains of one length each.
-    verified, bad_scores : what the score gate found, as in `Options`. controlled : whether control variates are used.
+    features : what is summed. moments, low, high, missing : as in `Sums`. groups : chains of one
+        length each.
+    verified, bad_scores : what the score gate found, as in `Options`. controlled : whether control
+        variates are used.
     seconds : that sampling took; None where a trace has no record of it.
     """
 
@@ -103,7 +109,9 @@ class TraceMoments(NamedTuple):
         before = 0
         while before != (before := sum(group.counts.size for group in groups)) > 2 * MOST_RUNS:
             groups = tuple(group.with_longer_runs() for group in groups)
-        seconds = None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        seconds = (
+            None if self.seconds is None or other.seconds is None else self.seconds + other.seconds
+        )
         return TraceMoments(
             features=mine.features,
             moments=tuple(one + two for one, two in zip(mine.moments, theirs.moments, strict=True)),
@@ -128,35 +136,51 @@ class TraceMoments(NamedTuple):
             before = self.draws_of(group.fingerprints)
             if before > group.layout.start:
                 got = f"draws {group.layout.start} to {before - 1} of a chain in both"
-                cure = "Add other chains, or leave these out: moments(tree, like=first, start=draws)."
+                cure = (
+                    "Add other chains, or leave these out: moments(tree, like=first, start=draws)."
+                )
                 raise InputError("moments", "every draw once", got, cure)
 
     def draws_of(self, fingerprints: Int[np.ndarray, " c"]) -> int:
         """Return the draws of chains that are in the sums: up to where the longest of them is."""
-        known = [g.layout.start + g.layout.draws for g in self.groups if np.isin(g.fingerprints, fingerprints).any()]
+        known = [
+            g.layout.start + g.layout.draws
+            for g in self.groups
+            if np.isin(g.fingerprints, fingerprints).any()
+        ]
         return max(known, default=0)
 
     def with_controls(self, kept: Bool[np.ndarray, " q1"]) -> "TraceMoments":
         """Return the sums of some controls, the first of which is the constant."""
-        return self if kept.all() else self.converted(self.features.select(kept[1:]), np.eye(len(kept))[:, kept])
+        return (
+            self
+            if kept.all()
+            else self.converted(self.features.select(kept[1:]), np.eye(len(kept))[:, kept])
+        )
 
     def converted(self, features: Features, change: Float[np.ndarray, "q1 r1"]) -> "TraceMoments":
-        """Return the sums of the controls xᵀC, and of the quantities, in the units of other features."""
+        """Return the sums of the controls xᵀC, and of the quantities, in the units of other
+        features."""
         factor = self.features.unit / features.unit
         offset = (self.features.location - features.location) / features.unit
-        known = {own.serves: (own, sums) for own, sums in zip(self.features.sets, self.moments, strict=True)}
+        known = {
+            own.serves: (own, sums)
+            for own, sums in zip(self.features.sets, self.moments, strict=True)
+        }
         moments = []
         for controls in features.sets:
             own, (gram, cross, squares) = known[controls.serves]
             by, columns = change[np.ix_(own.places, controls.places)], controls.columns
-            # f = location + unit·g of both: with the constant among the controls, sums of g follow from their own.
+            # f = location + unit·g of both: with the constant among the controls, sums of g follow
+            # from their own.
             moved = cross * factor[columns] + gram[:, :, :1] * offset[columns]
             squares = factor[columns] ** 2 * squares + 2 * (factor * offset)[columns] * cross[:, 0]
             squares = squares + offset[columns] ** 2 * gram[:, 0, :1]
             moments.append(Moments(by.T @ gram @ by, by.T @ moved, squares))
         groups = tuple(
             group._replace(
-                controls=group.controls @ change, values=group.values * factor + group.counts[..., None] * offset
+                controls=group.controls @ change,
+                values=group.values * factor + group.counts[..., None] * offset,
             )
             for group in self.groups
         )
@@ -174,14 +198,23 @@ class TraceMoments(NamedTuple):
             arrays |= {f"{name}_{number}": part for name, part in sums._asdict().items()}
         for number, group in enumerate(self.groups):
             parts = group._asdict().items()
-            arrays |= {f"{name}_{number}": part for name, part in parts if name not in ("layout", "start")}
-        dims = {name: [f"{name}_{axis}" for axis in range(part.ndim)] for name, part in arrays.items()}
-        variables = {
-            name: (dims[name], part.astype(np.int8) if part.dtype == bool else part) for name, part in arrays.items()
+            arrays |= {
+                f"{name}_{number}": part for name, part in parts if name not in ("layout", "start")
+            }
+        dims = {
+            name: [f"{name}_{axis}" for axis in range(part.ndim)] for name, part in arrays.items()
         }
-        facts = {name: getattr(self, name) for name in ("verified", "bad_scores", "controlled", "seconds")}
+        variables = {
+            name: (dims[name], part.astype(np.int8) if part.dtype == bool else part)
+            for name, part in arrays.items()
+        }
+        facts = {
+            name: getattr(self, name)
+            for name in ("verified", "bad_scores", "controlled", "seconds")
+        }
         facts |= {name: getattr(features, name) for name in ("coordinates", "names", "labels")}
-        # Families are what they are made of, in JSON: controls are computed anew where they are needed.
+        # Families are what they are made of, in JSON: controls are computed anew where they are
+        # needed.
         facts |= {"families": [family.to_json() for family in features.families]}
         facts |= {"layouts": [group.layout for group in self.groups]}
         attrs = {"moments": json.dumps(facts), "mcmcpost_version": version("mcmcpost")}
@@ -191,7 +224,10 @@ class TraceMoments(NamedTuple):
         """Return the sums of some quantities."""
         own, parts = self.features, ("location", "unit", "events")
         chosen = {name: getattr(own, name)[columns] for name in parts}
-        groups = (g._replace(values=g.values[..., columns], sample=g.sample[..., columns]) for g in self.groups)
+        groups = (
+            g._replace(values=g.values[..., columns], sample=g.sample[..., columns])
+            for g in self.groups
+        )
         features = own._replace(names=tuple(own.names[j] for j in columns), **chosen)
         pairs = zip(own.sets, features.sets, self.moments, strict=True)
         return self._replace(
@@ -207,17 +243,22 @@ class TraceMoments(NamedTuple):
         )
 
     def estimate(self, options: Options) -> Estimate:
-        """Return the expectations: by the linear control variates that lower each error, and else plain means.
+        """Return the expectations: by the linear control variates that lower each error, and else
+        plain means.
 
         `residuals` are means over runs; where chains differ in length, as of one chain.
         """
         features, p = self.features, len(self.low)
-        plain, series = self._plain(), [group.values / group.counts[..., None] for group in self.groups]
+        plain, series = (
+            self._plain(),
+            [group.values / group.counts[..., None] for group in self.groups],
+        )
         varying = np.array([status is Status.PLAIN for status in plain.status])
         found, heavy = plain, np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
-        # Those of all fits at the draws that are kept, which only exact ones need: computed once, or never.
+        # Those of all fits at the draws that are kept, which only exact ones need: computed once,
+        # or never.
         at_kept = cache(self._controls_at_kept)
         for controls, moments in self._fitted(varying) if self.controlled else ():
             columns = controls.columns
@@ -227,13 +268,18 @@ class TraceMoments(NamedTuple):
             better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
             source = np.arange(p)
             source[columns[better]] = p + np.flatnonzero(better)
-            found = columnwise(lambda *arrays, source=source: np.concatenate(arrays)[source], found, own)
+            found = columnwise(
+                lambda *arrays, source=source: np.concatenate(arrays)[source], found, own
+            )
             for before, after in zip(series, left, strict=True):
                 before[..., columns[better & own.used]] = after[..., better & own.used]
             heavy[columns] = heavy_tailed(self._kept("sample")[None][..., columns])
             if first:
                 info |= facts | {"num_folds": int(folds.max()) + 1}
-        status = [Status.HEAVY_TAIL if h and s in TRUSTED else s for h, s in zip(heavy, found.status, strict=True)]
+        status = [
+            Status.HEAVY_TAIL if h and s in TRUSTED else s
+            for h, s in zip(heavy, found.status, strict=True)
+        ]
         rows = self._in_rows(series)
         info["num_runs"] = rows.shape[1]
         return Estimate(
@@ -243,7 +289,8 @@ class TraceMoments(NamedTuple):
             gain=found.gain,
             variance_ratio=found.variance_ratio,
             status=tuple(
-                Status.BAD_SCORES if self.bad_scores and v else s for v, s in zip(varying, status, strict=True)
+                Status.BAD_SCORES if self.bad_scores and v else s
+                for v, s in zip(varying, status, strict=True)
             ),
             method=found.method,
             sd=plain.sd,
@@ -267,7 +314,8 @@ class TraceMoments(NamedTuple):
                     yield controls._replace(columns=columns), of
 
     def rows(self) -> Float[np.ndarray, "c r p"]:
-        """Return the means of the quantities over runs; where chains differ in length, as of one chain."""
+        """Return the means of the quantities over runs; where chains differ in length, as of one
+        chain."""
         return self._in_rows([group.values / group.counts[..., None] for group in self.groups])
 
     def _in_rows(self, series: Sequence[Float[np.ndarray, "_ _ p"]]) -> Float[np.ndarray, "c r p"]:
@@ -291,20 +339,32 @@ class TraceMoments(NamedTuple):
         varying = finite & beyond_rounding(np.stack([self.low, self.high])[None])
         unseen = finite & (self.low == self.high) & np.isin(self.low, (0.0, 1.0)) & features.events
         # The first set of controls is that for every quantity.
-        first, second = self.moments[0].cross[:, 0].sum(axis=0) / total, self.moments[0].squares.sum(axis=0) / total
+        first, second = (
+            self.moments[0].cross[:, 0].sum(axis=0) / total,
+            self.moments[0].squares.sum(axis=0) / total,
+        )
         sd = np.sqrt(np.maximum(second - first**2, 0.0) * total / (total - 1))
-        error = _error(self.groups, [group.values / group.counts[..., None] for group in self.groups])
-        # Where the draws that are kept are as good as independent there are more between them: runs tell how many.
-        ess = sum(float(effective_size(group.draws, group.draws.std(axis=(0, 1))).min()) for group in self.groups)
+        error = _error(
+            self.groups, [group.values / group.counts[..., None] for group in self.groups]
+        )
+        # Where the draws that are kept are as good as independent there are more between them: runs
+        # tell how many.
+        ess = sum(
+            float(effective_size(group.draws, group.draws.std(axis=(0, 1))).min())
+            for group in self.groups
+        )
         if varying.any() and 2 * ess > len(self._kept("draws")):
-            by_runs = float(((sd[varying] / np.fmax(error[varying], sd[varying] / np.sqrt(total))) ** 2).min())
+            by_runs = float(
+                ((sd[varying] / np.fmax(error[varying], sd[varying] / np.sqrt(total))) ** 2).min()
+            )
             ess = max(ess, by_runs)
         nan = np.where(finite, 0.0, np.nan)
         mean = np.where(varying, features.location + features.unit * first, self.low) + nan
         status = np.where(varying, Status.PLAIN, np.where(unseen, Status.UNSEEN, Status.CONSTANT))
         return Columns(
             mean=mean,
-            mcse=np.where(varying, features.unit * error, np.where(unseen, 1 / (ess + 2), 0.0)) + nan,
+            mcse=np.where(varying, features.unit * error, np.where(unseen, 1 / (ess + 2), 0.0))
+            + nan,
             sd=np.where(varying, features.unit * sd, 0.0) + nan,
             gain=1 + nan,
             variance_ratio=1 + nan,
@@ -315,7 +375,8 @@ class TraceMoments(NamedTuple):
         )
 
     def _folds(self, plain: Columns) -> Int[np.ndarray, " eight"]:
-        """Return into which of fewer folds the eight go, so that each has `MIN_BLOCK` autocorrelation times of a chain.
+        """Return into which of fewer folds the eight go, so that each has `MIN_BLOCK`
+        autocorrelation times of a chain.
 
         That time is the median over the quantities of draws per effective draw.
         """
@@ -336,16 +397,20 @@ class TraceMoments(NamedTuple):
         options: Options,
         at_kept: Callable[[], list[Float[np.ndarray, "_ q1"]]],
     ) -> tuple[Columns, list[Float[np.ndarray, "_ _ j"]], dict[str, Any]]:
-        """Return what is reported of quantities by some controls, means of the residuals over runs, and the facts."""
+        """Return what is reported of quantities by some controls, means of the residuals over runs,
+        and the facts."""
         columns = controls.columns
         outline, fits = self._fits(controls, sums, folds, plain)
-        # (k, q + 1, j): without each fold, so that the residual of a run comes from a fit that has not seen it.
+        # (k, q + 1, j): without each fold, so that the residual of a run comes from a fit that has
+        # not seen it.
         theta = fits.in_controls()
         with np.errstate(invalid="ignore", divide="ignore"):
             ess = np.fmax((plain.sd / plain.mcse) ** 2, 1.0)
         # A probability times the range of an event, which is one but for its units.
         spread = (self.high - self.low)[columns] / self.features.unit[columns]
-        fits = fits._replace(doubt=fits.doubt + spread * controls.doubt(columns, self.features.names, ess))
+        fits = fits._replace(
+            doubt=fits.doubt + spread * controls.doubt(columns, self.features.names, ess)
+        )
         left = [_residuals(group, folds, theta, controls.places, columns) for group in self.groups]
         variance = np.empty(len(columns))
         # Var f − θᵀx from the sums of the folds that the fits have not seen.
@@ -359,7 +424,8 @@ class TraceMoments(NamedTuple):
     def _fits(
         self, controls: ControlSet, sums: Moments, folds: Int[np.ndarray, " eight"], plain: Columns
     ) -> tuple[Outline, LinearFits]:
-        """Return the fits of the quantities that vary, of the family and with the ridge that each needs."""
+        """Return the fits of the quantities that vary, of the family and with the ridge that each
+        needs."""
         columns = controls.columns
         features, total = self.features, float(self.num_draws)
         moments = sums.over(np.arange(folds.max() + 1)[:, None] == folds)
@@ -370,7 +436,9 @@ class TraceMoments(NamedTuple):
         outline = Outline(sizes, share * total, int(total - sizes.max()), len(features.shift))
         mean = first.sum(axis=0) / total
         spread = plain.sd[columns] / features.unit[columns]
-        alone = combined_error(outline, mean, Refits.of_means(first, sizes), mean, spread / np.sqrt(total))
+        alone = combined_error(
+            outline, mean, Refits.of_means(first, sizes), mean, spread / np.sqrt(total)
+        )
         system = system_of(moments, total, controls.families)
         return outline, choose_families(None, outline, system, controls.labels, total * alone**2)
 
@@ -390,16 +458,32 @@ class TraceMoments(NamedTuple):
         """
         location, unit = self.features.location[columns], self.features.unit[columns]
         # Runs differ in length by a draw, and chains by any number.
-        weighted = [np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)]
+        weighted = [
+            np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)
+        ]
         crossfit, error = np.sum(weighted, axis=0) / self.num_draws, _error(self.groups, left)
-        seen = Residuals(location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2)
+        seen = Residuals(
+            location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2
+        )
         mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
         without = columnwise(lambda field: field[columns], plain)
-        return judge(location + unit * fits.mean, mcse, seen, without, fits.status, fits.method, outline, options)
+        return judge(
+            location + unit * fits.mean,
+            mcse,
+            seen,
+            without,
+            fits.status,
+            fits.method,
+            outline,
+            options,
+        )
 
     def _controls_at_kept(self) -> list[Float[np.ndarray, "_ q1"]]:
         """Return the controls at the draws that are kept, of chains of each length."""
-        states = [[part.reshape(-1, part.shape[-1]) for part in (group.draws, group.scores)] for group in self.groups]
+        states = [
+            [part.reshape(-1, part.shape[-1]) for part in (group.draws, group.scores)]
+            for group in self.groups
+        ]
         return [self.features.controls(*own) for own in states]
 
     def _variance_of_sample(
@@ -409,7 +493,8 @@ class TraceMoments(NamedTuple):
         folds: Int[np.ndarray, " eight"],
         columns: Int[np.ndarray, " p"],
     ) -> Float[np.ndarray, " p"]:
-        """Return the variance of the residuals at the draws that are kept, where these controls are."""
+        """Return the variance of the residuals at the draws that are kept, where these controls
+        are."""
         parts = []
         for group, own in zip(self.groups, controls, strict=True):
             layout = group.layout
@@ -426,7 +511,9 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
     """Return the sums that `TraceMoments.to_datatree` wrote to a tree."""
     group = tree.children[MOMENTS].to_dataset()
     facts: dict[str, Any] = json.loads(group.attrs["moments"])
-    arrays: dict[str, Any] = {str(name): variable.values for name, variable in group.data_vars.items()}
+    arrays: dict[str, Any] = {
+        str(name): variable.values for name, variable in group.data_vars.items()
+    }
     layouts = [Layout(*layout) for layout in facts["layouts"]]
     features = Features(
         coordinates=tuple(facts["coordinates"]),
@@ -442,7 +529,8 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
     return TraceMoments(
         features=features,
         moments=tuple(
-            Moments(*(arrays[f"{name}_{number}"] for name in Moments._fields)) for number in range(len(features.sets))
+            Moments(*(arrays[f"{name}_{number}"] for name in Moments._fields))
+            for number in range(len(features.sets))
         ),
         low=arrays["low"],
         high=arrays["high"],
@@ -470,14 +558,21 @@ def _residuals(
     places: Int[np.ndarray, " q1"],
     columns: Int[np.ndarray, " p"],
 ) -> Float[np.ndarray, "c r p"]:
-    """Return the means over runs of the quantities less their control variates without the run's fold."""
-    label, found, controls = folds[group.layout.folds], group.values[..., columns], group.controls[..., places]
+    """Return the means over runs of the quantities less their control variates without the run's
+    fold."""
+    label, found, controls = (
+        folds[group.layout.folds],
+        group.values[..., columns],
+        group.controls[..., places],
+    )
     for fold, coefficients in enumerate(theta):
         found[label == fold] -= controls[label == fold] @ coefficients
     return found / group.counts[..., None]
 
 
-def _error(groups: Sequence[Chains], means: Sequence[Float[np.ndarray, "_ _ p"]]) -> Float[np.ndarray, " p"]:
+def _error(
+    groups: Sequence[Chains], means: Sequence[Float[np.ndarray, "_ _ p"]]
+) -> Float[np.ndarray, " p"]:
     """Return the error of the mean of all draws from means over runs, of chains of each length."""
     # Chains of different lengths are independent of each other: variances add, with squared shares.
     sizes = np.array([group.counts.sum() for group in groups])

@@ -1,4 +1,5 @@
-"""Linear control variates: zero variance of any degree with its penalties, and sums over named dimensions."""
+"""Linear control variates: zero variance of any degree with its penalties, and sums over named
+dimensions."""
 
 import dataclasses
 from typing import Any
@@ -10,7 +11,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.control.features.families import GAP_DEGREE, AbstractFamily, polynomials
-from mcmcpost.control.features.structure import as_structure, check_structure, room_of, structure_families
+from mcmcpost.control.features.structure import (
+    as_structure,
+    check_structure,
+    room_of,
+    structure_families,
+)
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.linear import (
     DRAWS_PER_FEATURE,
@@ -40,7 +46,8 @@ from mcmcpost.solve import PositiveMatrix
 from mcmcpost.stein import num_polynomial_features
 
 GCV_INFLATION = 1.4
-"""Each degree of freedom counts 1.4 in generalised cross-validation, against undersmoothing (Kim and Gu 2004)."""
+"""Each degree of freedom counts 1.4 in generalised cross-validation, against undersmoothing (Kim
+and Gu 2004)."""
 
 
 HIGHEST_DEGREE = 16
@@ -54,21 +61,23 @@ class LeastSquares(eqx.Module):
 class Ridge(eqx.Module):
     """A quadratic penalty on standardised features.
 
-    strength : relative to the largest eigenvalue of the features' covariance; chosen per integrand by generalised
-        cross-validation when None.
+    strength : relative to the largest eigenvalue of the features' covariance; chosen per integrand
+        by generalised cross-validation when None.
     """
 
     strength: float | None = None
 
     def __check_init__(self) -> None:
-        check_number("Ridge", "strength", self.strength, "Leave it out to have it chosen.", optional=True)
+        check_number(
+            "Ridge", "strength", self.strength, "Leave it out to have it chosen.", optional=True
+        )
 
 
 class Lasso(eqx.Module):
     """An absolute-value penalty that selects features, followed by least squares on those selected.
 
-    path_length : penalties tried, log-spaced over three decades; the best by the held-out folds is used. Selection
-        is repeated inside every fold.
+    path_length : penalties tried, log-spaced over three decades; the best by the held-out folds is
+        used. Selection is repeated inside every fold.
     """
 
     path_length: int = 20
@@ -85,7 +94,8 @@ MIN_GIVEN = 3
 
 
 def has_enough(degree: int, num_coordinates: int, num_train: int) -> bool:
-    """Return whether there are three training draws for each feature of a degree, the constant included, and ten."""
+    """Return whether there are three training draws for each feature of a degree, the constant
+    included, and ten."""
     size = num_polynomial_features(num_coordinates, degree) + 1
     return num_train >= max(MIN_TRAIN, DRAWS_PER_FEATURE * size)
 
@@ -93,20 +103,24 @@ def has_enough(degree: int, num_coordinates: int, num_train: int) -> bool:
 class ZeroVariance(AbstractControlVariate):
     """Regress the integrand on Stein features Δφ + ∇φ·s of all monomials φ up to a total degree.
 
-    Exact where the integrand minus its mean is such a combination, for example any quadratic of a Gaussian at degree
-    two. Mira, Solgi and Imparato (2013, doi:10.1007/s11222-012-9344-6); docs/mathematics.md section 2.
+    Exact where the integrand minus its mean is such a combination, for example any quadratic of a
+    Gaussian at degree two. Mira, Solgi and Imparato (2013, doi:10.1007/s11222-012-9344-6);
+    docs/mathematics.md section 2.
 
-    A polynomial of high degree follows the integrand between the draws and departs from it beyond the outermost one,
-    where no residual shows it. From degree four on, the error includes the largest distance of the mean from those of
-    the two degrees below. ``benchmarks.control.high_degree`` measures how well that covers the true error.
+    A polynomial of high degree follows the integrand between the draws and departs from it beyond
+    the outermost one, where no residual shows it. From degree four on, the error includes the
+    largest distance of the mean from those of the two degrees below.
+    ``benchmarks.control.high_degree`` measures how well that covers the true error.
 
     Parameters
     ----------
-    degree : total degree of the polynomial φ, at least one. There are C(d+degree, degree) − 1 features.
-    penalty : `LeastSquares()`, `Ridge(...)` or `Lasso(...)`. By default least squares where there are at least three
-        distinct training draws per feature, and otherwise ridge with the status ``regularised``.
-    max_interaction : largest number of different coordinates in one monomial; all by default. Where it is smaller than
-        the degree, the monomials are those of the trace's own parameters.
+    degree : total degree of the polynomial φ, at least one. There are C(d+degree, degree) − 1
+        features.
+    penalty : `LeastSquares()`, `Ridge(...)` or `Lasso(...)`. By default least squares where there
+        are at least three distinct training draws per feature, and otherwise ridge with the status
+        ``regularised``.
+    max_interaction : largest number of different coordinates in one monomial; all by default. Where
+        it is smaller than the degree, the monomials are those of the trace's own parameters.
     """
 
     degree: int = 2
@@ -116,8 +130,12 @@ class ZeroVariance(AbstractControlVariate):
     def __check_init__(self) -> None:
         where = "ZeroVariance"
         check_count(where, "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE)
-        check_count(where, "max_interaction", self.max_interaction, "Leave it out for all.", optional=True)
-        check_kind(where, "penalty", self.penalty, (LeastSquares, Ridge, Lasso, None), "Such as Ridge().")
+        check_count(
+            where, "max_interaction", self.max_interaction, "Leave it out for all.", optional=True
+        )
+        check_kind(
+            where, "penalty", self.penalty, (LeastSquares, Ridge, Lasso, None), "Such as Ridge()."
+        )
 
     @property
     def label(self) -> str:
@@ -134,7 +152,9 @@ class ZeroVariance(AbstractControlVariate):
         fit = found.at_states()
         if self.degree < GAP_DEGREE:
             return fit
-        lower = [dataclasses.replace(self, degree=self.degree - step).linear(problem) for step in (1, 2)]
+        lower = [
+            dataclasses.replace(self, degree=self.degree - step).linear(problem) for step in (1, 2)
+        ]
         # From degree four on residuals say nothing of what lies beyond the draws; degrees do.
         gap = np.max([np.abs(fit.mean - below.mean) for below in lower if below], axis=0)
         # Exact fits of every degree differ by rounding only, which is no gap.
@@ -172,7 +192,11 @@ class ZeroVariance(AbstractControlVariate):
         else:
             system = linear_system(problem, families)
             if penalty is None:
-                penalty = LeastSquares() if problem.num_train >= DRAWS_PER_FEATURE * system.sizes[-1] else Ridge()
+                penalty = (
+                    LeastSquares()
+                    if problem.num_train >= DRAWS_PER_FEATURE * system.sizes[-1]
+                    else Ridge()
+                )
             strengths = np.zeros(p)
             if isinstance(penalty, Ridge):
                 strengths = ridge_strengths(system, penalty.strength, problem.num_states)
@@ -182,14 +206,20 @@ class ZeroVariance(AbstractControlVariate):
             elif system.mix is None or problem.num_train <= system.sizes[-1]:
                 raise InputError(
                     "ZeroVariance",
-                    f"more than {number + 1} distinct training draws for {number} features without a penalty",
+                    f"more than {number + 1} distinct training draws for {number} features "
+                    "without a penalty",
                     problem.num_train,
                     "Use penalty=Ridge(), a lower degree, or more draws.",
                 )
             groups = [np.flatnonzero(strengths == strength) for strength in np.unique(strengths)]
             size = system.sizes[-1]
             fits = [  # integrands that share a penalty share its factorisations
-                (group, Solver(system, strengths[group[0]], size, size).fit(Part.of(system, size, group), halves=True))
+                (
+                    group,
+                    Solver(system, strengths[group[0]], size, size).fit(
+                        Part.of(system, size, group), halves=True
+                    ),
+                )
                 for group in groups
             ]
         features = system.sizes[-1] - 1
@@ -200,26 +230,37 @@ class ZeroVariance(AbstractControlVariate):
             "penalty": type(penalty).__name__,
         }
         status = Status.CONTROLLED if isinstance(penalty, LeastSquares) else Status.REGULARISED
-        return LinearFits(problem, system, tuple(fits), (status,) * p, (self.label,) * p, facts | info, np.zeros(p))
+        return LinearFits(
+            problem,
+            system,
+            tuple(fits),
+            (status,) * p,
+            (self.label,) * p,
+            facts | info,
+            np.zeros(p),
+        )
 
 
 class Structured(AbstractControlVariate):
-    """Regress on the scores and on sums over named dimensions: for hierarchical models of any number of parameters.
+    """Regress on the scores and on sums over named dimensions: for hierarchical models of any
+    number of parameters.
 
-    Variables are told by their labels, ``z[0, 1]``, ``z_0_1``, ``z.0.1``. Those of more than six entries are blocks,
-    exchangeable in prior, and others are global; sums of rows and of columns of a grid, which has two such dimensions,
-    take part as blocks. For blocks a, b of one length and globals k the controls are z_a·s_b, (Σz_a)(Σs_b), (Σz_a)s_k,
-    quadratics of the globals, (z_a·s_b)x_k and (z_a·z_b)s_k, and in a block that is a sequence, or along a dimension of
-    a grid, the same of neighbours, up to eight steps apart. Where draws are many there are also x_i s_i of every
-    coordinate, and x_i s_j + x_j s_i of those pairs of a global with a block, or of two blocks at each index, that the
-    coordinates need most. Each is less its mean, which is known. For each quantity the engine takes as many of these
-    families as lower its error, with a ridge where draws are few. docs/mathematics.md section 2.
+    Variables are told by their labels, ``z[0, 1]``, ``z_0_1``, ``z.0.1``. Those of more than six
+    entries are blocks, exchangeable in prior, and others are global; sums of rows and of columns of
+    a grid, which has two such dimensions, take part as blocks. For blocks a, b of one length and
+    globals k the controls are z_a·s_b, (Σz_a)(Σs_b), (Σz_a)s_k, quadratics of the globals,
+    (z_a·s_b)x_k and (z_a·z_b)s_k, and in a block that is a sequence, or along a dimension of a
+    grid, the same of neighbours, up to eight steps apart. Where draws are many there are also x_i
+    s_i of every coordinate, and x_i s_j + x_j s_i of those pairs of a global with a block, or of
+    two blocks at each index, that the coordinates need most. Each is less its mean, which is known.
+    For each quantity the engine takes as many of these families as lower its error, with a ridge
+    where draws are few. docs/mathematics.md section 2.
 
     Parameters
     ----------
-    structure : the blocks, as a mapping from a name of each to the labels of its coordinates in their order, of a grid
-        to a list of them for each row; others are global. By default those that `structure` finds, which a person can
-        correct; ``{}`` for none.
+    structure : the blocks, as a mapping from a name of each to the labels of its coordinates in
+        their order, of a grid to a list of them for each row; others are global. By default those
+        that `structure` finds, which a person can correct; ``{}`` for none.
     """
 
     structure: Any = eqx.field(converter=as_structure, static=True, default=None)
@@ -237,27 +278,44 @@ class Structured(AbstractControlVariate):
 
     def crossfit(self, problem: Problem) -> FoldFit:
         found = self.fields(problem)
-        return found[-1].at_states() if found else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        return (
+            found[-1].at_states()
+            if found
+            else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        )
 
     def coordinates(self, problem: Problem) -> Problem:
         return problem.unrotated()
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
         d = problem.draws.shape[1]
-        every = [*polynomials(d, 1), *structure_families(problem, room_of(num_train, d), self.structure)]
+        every = [
+            *polynomials(d, 1),
+            *structure_families(problem, room_of(num_train, d), self.structure),
+        ]
         return affordable([(family, self.label) for family in every], num_train)
 
     def fields(self, problem: Problem) -> list[LinearFits]:
         own = self.coordinates(problem)
-        families, labels = self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
-        return nested_fits(linear_system(own, families), labels, len(families), own) if families else []
+        families, labels = (
+            self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+        )
+        return (
+            nested_fits(linear_system(own, families), labels, len(families), own)
+            if families
+            else []
+        )
 
 
-def ridge_strengths(system: LinearSystem, strength: float | None, num_states: int) -> Float[np.ndarray, " p"]:
-    """Return the penalty of each quantity, on coefficients of controls of unit norm, by cross-validation.
+def ridge_strengths(
+    system: LinearSystem, strength: float | None, num_states: int
+) -> Float[np.ndarray, " p"]:
+    """Return the penalty of each quantity, on coefficients of controls of unit norm, by
+    cross-validation.
 
-    Generalised cross-validation RSS/(1 − 1.4·df/m)² on a grid of 25 values from 1e-12 to 1, relative to the largest
-    squared singular value of the centred controls; or the `strength` that is given, relative to the same.
+    Generalised cross-validation RSS/(1 − 1.4·df/m)² on a grid of 25 values from 1e-12 to 1,
+    relative to the largest squared singular value of the centred controls; or the `strength` that
+    is given, relative to the same.
     """
     # The controls' singular values are the inverses of those of the map to their coefficients.
     _, inverted, turned = np.linalg.svd(system.inverse, full_matrices=False)
@@ -283,7 +341,8 @@ def ridge_strengths(system: LinearSystem, strength: float | None, num_states: in
 
 
 NUM_STEPS = 200
-"""Accelerated proximal steps per penalty; each penalty starts from the solution of the one before."""
+"""Accelerated proximal steps per penalty; each penalty starts from the solution of the one
+before."""
 
 MAX_SELECTED = 1 / 3
 """Largest number of selected features per training state."""
@@ -292,11 +351,13 @@ MAX_SELECTED = 1 / 3
 def lasso_fits(
     system: LinearSystem, problem: Problem, penalty: Lasso
 ) -> tuple[list[tuple[Int[np.ndarray, " one"], LinearFit]], list[int]]:
-    """Regress on controls that an absolute-value penalty selects, and select again without each fold.
+    """Regress on controls that an absolute-value penalty selects, and select again without each
+    fold.
 
-    Return a fit for each quantity, and how many controls it uses. The penalty is the one with the least held-out
-    squared error. Fits on halves keep the controls of the whole. South et al. (2022, doi:10.1214/20-EJS1797), who
-    select and regress as here; Leluc, Portier and Segers (2021), LSLASSO.
+    Return a fit for each quantity, and how many controls it uses. The penalty is the one with the
+    least held-out squared error. Fits on halves keep the controls of the whole. South et al. (2022,
+    doi:10.1214/20-EJS1797), who select and regress as here; Leluc, Portier and Segers (2021),
+    LSLASSO.
 
     system : of centred controls.
     """
@@ -322,13 +383,19 @@ def lasso_fits(
     best = np.argmin(errors, axis=0)
     path = np.asarray(lasso_path(whole.gram[0, 1:, 1:], whole.cross[0, 1:], fractions, largest))
     halves, quarters = Subsets.of(num_folds)
-    sizes = [problem.num_states - int(np.count_nonzero(problem.folds.labels == k)) for k in range(num_folds)]
+    sizes = [
+        problem.num_states - int(np.count_nonzero(problem.folds.labels == k))
+        for k in range(num_folds)
+    ]
     fits, num_selected = [], []
     for j, level in enumerate(best):
         own = moments.quantities(np.array([j]))
         chosen = _select(path[level, :, j], problem.num_states)
         without = np.stack(
-            [_regress(own, _select(inside[k, level, :, j], sizes[k]), every[k]) for k in range(num_folds)]
+            [
+                _regress(own, _select(inside[k, level, :, j], sizes[k]), every[k])
+                for k in range(num_folds)
+            ]
         )
         # Least squares on the selected: the penalty that selects would bias the constant.
         mean = system.rule @ _regress(own, chosen, np.ones(num_folds, bool))
@@ -343,7 +410,8 @@ def lasso_fits(
 def _regress(
     moments: Moments, chosen: Bool[np.ndarray, " q"], folds: Bool[np.ndarray, " k"]
 ) -> Float[np.ndarray, "q1 one"]:
-    """Return the least squares on the constant and the controls chosen, over some of the folds; zero elsewhere."""
+    """Return the least squares on the constant and the controls chosen, over some of the folds;
+    zero elsewhere."""
     part = moments.over(folds[None])
     index = np.concatenate([[0], 1 + np.flatnonzero(chosen)])
     found = np.zeros((len(chosen) + 1, 1))
@@ -353,7 +421,10 @@ def _regress(
 
 @jax.jit
 def lasso_path(
-    gram: Float[Array, "q q"], moment: Float[Array, "q p"], fractions: Float[Array, " l"], largest: Float[Array, " p"]
+    gram: Float[Array, "q q"],
+    moment: Float[Array, "q p"],
+    fractions: Float[Array, " l"],
+    largest: Float[Array, " p"],
 ) -> Float[Array, "l q p"]:
     """Minimise ½θᵀGθ − bᵀθ + λ|θ|₁ for λ = fraction·largest, along a decreasing path, by FISTA.
 
@@ -380,7 +451,8 @@ def lasso_path(
 
 
 def _select(theta: Float[np.ndarray, " q"], num_train: int) -> np.ndarray:
-    """Return the mask of the non-zero coefficients, and of the largest only if there are more than may be selected."""
+    """Return the mask of the non-zero coefficients, and of the largest only if there are more than
+    may be selected."""
     limit = max(1, int(MAX_SELECTED * num_train))
     # A tie at the cut lets both through; zeros are never selected.
     cut = np.sort(np.abs(theta))[-limit] if len(theta) > limit else 0.0

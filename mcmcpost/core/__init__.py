@@ -1,1 +1,2 @@
-"""What every layer may use: errors and statuses, arguments, arrays, precision, devices, MCSE, printed numbers."""
+"""What every layer may use: errors and statuses, arguments, arrays, precision, devices, MCSE,
+printed numbers."""

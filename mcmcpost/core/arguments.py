@@ -14,8 +14,11 @@ from mcmcpost.core.errors import ADDED, InputError, InputTypeError, UnequalChain
 from mcmcpost.core.runtime import did_you_mean
 
 
-def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool = True) -> np.ndarray:
-    """Return `values` as a float64 array, and refuse one that is not real and numeric or has not the rank of `shape`.
+def as_float64(
+    where: str, name: str, values: object, shape: str, *, copy: bool = True
+) -> np.ndarray:
+    """Return `values` as a float64 array, and refuse one that is not real and numeric or has not
+    the rank of `shape`.
 
     Without `copy` a float64 array is returned as a view that cannot be written to.
     """
@@ -35,10 +38,13 @@ def as_float64(where: str, name: str, values: object, shape: str, *, copy: bool 
 
 
 def as_real(where: str, name: str, values: Any) -> np.ndarray:
-    """Return `values` as an array; refuse masked entries, ragged lists, and what is no real number."""
+    """Return `values` as an array; refuse masked entries, ragged lists, and what is no real
+    number."""
     if np.ma.is_masked(values):
         cure = "Leave out the draws, in every array alike."
-        raise InputError(where, f"`{name}` without masked entries", np.ma.count_masked(values), cure)
+        raise InputError(
+            where, f"`{name}` without masked entries", np.ma.count_masked(values), cure
+        )
     # NumPy raises ValueError for a ragged list and TypeError for objects that refuse conversion.
     try:
         array = np.asarray(values)
@@ -46,33 +52,45 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
         cure = "Give every chain as many draws, and every draw as many values."
         lengths = [len(each) if hasattr(each, "__len__") else 1 for each in values]
         if name in ("draws", "scores") and len(set(lengths)) > 1:
-            raise UnequalChains(where, f"`{name}` with chains of one length", lengths, ADDED) from error
+            raise UnequalChains(
+                where, f"`{name}` with chains of one length", lengths, ADDED
+            ) from error
         raise InputError(where, f"`{name}` to be one array", str(error), cure) from error
     except TypeError as error:
         got = f"a {type(values).__name__}"
-        raise InputTypeError(where, f"`{name}` to be a real numeric array", got, "Pass its values.") from error
+        raise InputTypeError(
+            where, f"`{name}` to be a real numeric array", got, "Pass its values."
+        ) from error
     # f, i, u, b: complex numbers, texts, dates and objects have other kinds.
     if array.dtype.kind not in "fiub":
         raise InputTypeError(
-            where, f"`{name}` to be a real numeric array", f"dtype {array.dtype}", "Convert it to floats."
+            where,
+            f"`{name}` to be a real numeric array",
+            f"dtype {array.dtype}",
+            "Convert it to floats.",
         )
     return array
 
 
 def check_probabilities(probabilities: Any) -> np.ndarray:
-    """Return the distinct probabilities in the order given; refuse an empty list, and any outside (0, 1)."""
+    """Return the distinct probabilities in the order given; refuse an empty list, and any outside
+    (0, 1)."""
     levels = np.atleast_1d(as_real("quantile", "probabilities", probabilities)).astype(float)
     if levels.ndim != 1 or not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise InputError("quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5.")
+        raise InputError(
+            "quantile", "probabilities inside (0, 1)", probabilities, "For example 0.05, not 5."
+        )
     return np.array(list(dict.fromkeys(levels.tolist())))  # results are named by their probability
 
 
 HUGE = 1e75
-"""Numbers of this size and larger, and of its inverse and smaller, have fourth powers that are infinite or zero."""
+"""Numbers of this size and larger, and of its inverse and smaller, have fourth powers that are
+infinite or zero."""
 
 
 def check_size(where: str, name: str, values: np.ndarray) -> None:
-    """Refuse columns of finite numbers, along the last axis, that are too large or small for their variance."""
+    """Refuse columns of finite numbers, along the last axis, that are too large or small for their
+    variance."""
     if not values.size:
         return
     # Extremes by column and not over all: one large column must not hide behind a usual one.
@@ -87,10 +105,15 @@ def check_size(where: str, name: str, values: np.ndarray) -> None:
 
 
 def as_names(where: str, name: str, names: object) -> tuple[str, ...]:
-    """Return a list or tuple of names, or what else can be gone through once, as a tuple; a single text is refused."""
-    given = tuple(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else None
+    """Return a list or tuple of names, or what else can be gone through once, as a tuple; a single
+    text is refused."""
+    given = (
+        tuple(names) if isinstance(names, Iterable) and not isinstance(names, str | bytes) else None
+    )
     if given is None or not all(isinstance(one, str) for one in given):
-        raise InputTypeError(where, f"`{name}` to be a list of names", repr(names), 'Such as ("a", "b").')
+        raise InputTypeError(
+            where, f"`{name}` to be a list of names", repr(names), 'Such as ("a", "b").'
+        )
     return given
 
 
@@ -98,7 +121,9 @@ def as_labels(where: str, names: object, d: int, name: str = "names") -> tuple[s
     """Return d distinct coordinate labels, ``x[0]``, ``x[1]``, … where there are none."""
     labels = tuple(f"x[{i}]" for i in range(d)) if names is None else as_names(where, name, names)
     if len(labels) != d or len(set(labels)) != d:
-        raise InputError(where, f"`{name}`, {d} distinct coordinate names", labels, "Name every coordinate once.")
+        raise InputError(
+            where, f"`{name}`, {d} distinct coordinate names", labels, "Name every coordinate once."
+        )
     return labels
 
 
@@ -107,7 +132,14 @@ MOST = 2**31 - 1
 
 
 def check_count(
-    where: str, name: str, value: Any, cure: str, *, least: int = 1, most: int = MOST, optional: bool = False
+    where: str,
+    name: str,
+    value: Any,
+    cure: str,
+    *,
+    least: int = 1,
+    most: int = MOST,
+    optional: bool = False,
 ) -> None:
     """Refuse a value that is not an integer from `least` to `most`; `optional` lets None pass."""
     if optional and value is None:
@@ -120,17 +152,29 @@ def check_count(
 
 
 def as_number(value: Any) -> Any:
-    """Return a number as a float and anything else as it is: the converter of a field that `check_number` reads."""
-    return _real(value) if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool) else value
+    """Return a number as a float and anything else as it is: the converter of a field that
+    `check_number` reads."""
+    return (
+        _real(value)
+        if isinstance(value, int | np.integer | np.floating) and not isinstance(value, bool)
+        else value
+    )
 
 
 def as_count(value: Any) -> Any:
-    """Return an integer of NumPy, which JAX would trace, as Python's: the converter for `check_count`."""
+    """Return an integer of NumPy, which JAX would trace, as Python's: the converter for
+    `check_count`."""
     return int(value) if isinstance(value, np.integer) else value
 
 
 def check_number(
-    where: str, name: str, value: object, cure: str, *, inside: str = "(0, inf)", optional: bool = False
+    where: str,
+    name: str,
+    value: object,
+    cure: str,
+    *,
+    inside: str = "(0, inf)",
+    optional: bool = False,
 ) -> None:
     """Refuse a value that is not a real number inside an interval such as ``"[0, 1)"``.
 
@@ -145,13 +189,18 @@ def check_number(
     above = number > low if inside[0] == "(" else number >= low
     below = number < high if inside[-1] == ")" else number <= high
     if not (above and below):
-        raise InputError(where, f"`{name}`, a number in {inside.replace('inf', '∞')}", repr(value), cure)
+        raise InputError(
+            where, f"`{name}`, a number in {inside.replace('inf', '∞')}", repr(value), cure
+        )
 
 
 def _real(value: Any) -> float:
-    """Return a real scalar as a float, infinite where it is too large, and NaN for anything else."""
+    """Return a real scalar as a float, infinite where it is too large, and NaN for anything
+    else."""
     kind = getattr(getattr(value, "dtype", None), "kind", None)
-    if isinstance(value, bool) or not (isinstance(value, int | float) or (kind in ("f", "i", "u") and value.ndim == 0)):
+    if isinstance(value, bool) or not (
+        isinstance(value, int | float) or (kind in ("f", "i", "u") and value.ndim == 0)
+    ):
         return float("nan")
     try:
         return float(value)
@@ -162,7 +211,9 @@ def _real(value: Any) -> float:
 def check_numbers(where: str, name: str, values: object, cure: str) -> None:
     """Refuse what is not a tuple or list of at least one positive number."""
     if not isinstance(values, tuple | list) or not values:
-        raise InputError(where, f"`{name}` to be a tuple of at least one number", repr(values), cure)
+        raise InputError(
+            where, f"`{name}` to be a tuple of at least one number", repr(values), cure
+        )
     for value in values:
         check_number(where, name, value, cure)
 
@@ -171,20 +222,25 @@ def check_flags(where: str, **flags: object) -> None:
     """Refuse flags that are neither True nor False, by their names."""
     for name, value in flags.items():
         if not isinstance(value, bool | np.bool_):
-            raise InputTypeError(where, f"`{name}` to be True or False", repr(value), "Pass one of them.")
+            raise InputTypeError(
+                where, f"`{name}` to be True or False", repr(value), "Pass one of them."
+            )
 
 
 def check_function(
     where: str, name: str, function: object, takes: int | None, cure: str, *, optional: bool = False
 ) -> None:
-    """Refuse what cannot be called with so many arguments, None for any; a function that does not tell them passes."""
+    """Refuse what cannot be called with so many arguments, None for any; a function that does not
+    tell them passes."""
     if optional and function is None:
         return
     arguments = {None: "", 1: " of one argument"}.get(takes, f" of {takes} arguments")
     expected = f"`{name}` to be a function{arguments}"
     if not callable(function):
         text = repr(function)
-        got = text if len(text) <= 60 and "\n" not in text else _with_article(type(function).__name__)
+        got = (
+            text if len(text) <= 60 and "\n" not in text else _with_article(type(function).__name__)
+        )
         raise InputTypeError(where, expected, got, cure)
     if takes is None:
         return
@@ -203,21 +259,38 @@ def check_key(where: str, key: Any, *, optional: bool = False) -> None:
     """Refuse what is not one JAX key."""
     if optional and key is None:
         return
-    typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key) and key.ndim == 0
+    typed = (
+        isinstance(key, jax.Array)
+        and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
+        and key.ndim == 0
+    )
     # Raw keys of JAX: two words for threefry, four for the other generators.
-    raw = isinstance(key, jax.Array | np.ndarray) and key.dtype == np.uint32 and key.shape in ((2,), (4,))
+    raw = (
+        isinstance(key, jax.Array | np.ndarray)
+        and key.dtype == np.uint32
+        and key.shape in ((2,), (4,))
+    )
     if not (typed or raw):
-        raise InputTypeError(where, "`key` to be a JAX key", repr(key), "Pass key=jax.random.key(0).")
+        raise InputTypeError(
+            where, "`key` to be a JAX key", repr(key), "Pass key=jax.random.key(0)."
+        )
 
 
-def check_kind(where: str, name: str, value: object, kind: type | tuple[type | None, ...], cure: str) -> None:
-    """Refuse a value that is not an instance of `kind`, such as the name of a kernel instead of the kernel.
+def check_kind(
+    where: str, name: str, value: object, kind: type | tuple[type | None, ...], cure: str
+) -> None:
+    """Refuse a value that is not an instance of `kind`, such as the name of a kernel instead of the
+    kernel.
 
     None among several kinds lets None pass.
     """
-    kinds = tuple(type(None) if one is None else one for one in (kind if isinstance(kind, tuple) else (kind,)))
+    kinds = tuple(
+        type(None) if one is None else one for one in (kind if isinstance(kind, tuple) else (kind,))
+    )
     if not isinstance(value, kinds):
-        names = " or ".join("None" if k is type(None) else k.__name__.removeprefix("Abstract") for k in kinds)
+        names = " or ".join(
+            "None" if k is type(None) else k.__name__.removeprefix("Abstract") for k in kinds
+        )
         got = repr(value) if isinstance(value, str | type) else _with_article(type(value).__name__)
         raise InputTypeError(where, f"`{name}` to be {_with_article(names)}", got, cure)
 
@@ -245,29 +318,40 @@ def as_path(where: str, path: object) -> Path:
         os.lstat(path)
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         pass  # whoever reads or writes it says so
-    except (OSError, ValueError, RuntimeError) as error:  # too long, with a null byte, or ~ of nobody
-        raise InputError(where, "`path` that a file can have", str(error), "Pick another name.") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        # too long, with a null byte, or ~ of nobody
+        raise InputError(
+            where, "`path` that a file can have", str(error), "Pick another name."
+        ) from error
     return Path(path)
 
 
 def check_no_pipe(where: str, place: Path) -> None:
-    """Refuse a pipe, socket or device: reading one waits for another program, and formats need a file's ends."""
+    """Refuse a pipe, socket or device: reading one waits for another program, and formats need a
+    file's ends."""
     if place.exists() and not (place.is_file() or place.is_dir()):
-        raise InputError(where, "a file", f"{place}, a pipe or a device", "Write its content to a file first.")
+        raise InputError(
+            where, "a file", f"{place}, a pipe or a device", "Write its content to a file first."
+        )
 
 
 def missing_file(where: str, expected: str, place: Path) -> FileNotFoundError:
-    """Return the error of a file that does not exist; it asks for the file of the folder that has almost its name."""
+    """Return the error of a file that does not exist; it asks for the file of the folder that has
+    almost its name."""
     beside = [path.name for path in place.parent.iterdir()] if place.parent.is_dir() else []
     cure = f"{did_you_mean(place.name, beside)}Check the path; it is relative to {Path.cwd()}."
     return FileNotFoundError(fault(where, expected, str(place), cure))
 
 
 def check_writable(where: str, folder: Path) -> None:
-    """Refuse a folder in which no file can be made. It tries: permissions do not show that a disk is read-only."""
+    """Refuse a folder in which no file can be made. It tries: permissions do not show that a disk
+    is read-only."""
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        got, cure = f"{folder}, where no file can be made ({error.strerror})", "Pick a folder of yours."
+        got, cure = (
+            f"{folder}, where no file can be made ({error.strerror})",
+            "Pick a folder of yours.",
+        )
         raise PermissionError(fault(where, "a folder that can be written to", got, cure)) from error

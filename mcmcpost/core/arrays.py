@@ -1,6 +1,7 @@
 """Long axes in blocks, and the chunks of dask arrays.
 
-Columns are padded to share programs. Dask is imported where such an array is given, which cannot exist without it.
+Columns are padded to share programs. Dask is imported where such an array is given, which cannot
+exist without it.
 """
 
 import itertools
@@ -21,7 +22,8 @@ LARGE = 1 << 22
 """Entries (32 MB) above which an array is not formed whole."""
 
 COLUMNS = 8
-"""The number of integrands is padded to a multiple of this, so that different numbers share one compiled program."""
+"""The number of integrands is padded to a multiple of this, so that different numbers share one
+compiled program."""
 
 
 def is_large(entries: int) -> bool:
@@ -30,13 +32,15 @@ def is_large(entries: int) -> bool:
 
 
 def in_blocks(length: int, width: int) -> Iterator[slice]:
-    """Yield slices of an axis of `length`, each of at most `ENTRIES` entries where one index has `width` of them."""
+    """Yield slices of an axis of `length`, each of at most `ENTRIES` entries where one index has
+    `width` of them."""
     step = max(1, ENTRIES // max(width, 1))
     yield from (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 
 def pad_columns(values: Float[np.ndarray, "m p"]) -> Float[np.ndarray, "m q"]:
-    """Return `values` with columns of zeros up to a multiple of `COLUMNS`; a large array is returned unchanged."""
+    """Return `values` with columns of zeros up to a multiple of `COLUMNS`; a large array is
+    returned unchanged."""
     if is_large(values.size):
         return values
     return np.pad(values, ((0, 0), (0, -values.shape[1] % COLUMNS)))
@@ -58,7 +62,8 @@ def column_variance(columns: Float[np.ndarray, "n p"], ddof: int = 0) -> Float[n
 
 
 WINDOW = 16
-"""Chunks that are computed at a time, at most. Their results are used in order, whatever computes them."""
+"""Chunks that are computed at a time, at most. Their results are used in order, whatever computes
+them."""
 
 
 SAMPLED = 1 << 22
@@ -66,18 +71,21 @@ SAMPLED = 1 << 22
 
 
 def is_chunked(variable: Any) -> bool:
-    """Return whether a variable of a tree is in the chunks of dask, and too large to be read whole."""
+    """Return whether a variable of a tree is in the chunks of dask, and too large to be read
+    whole."""
     chunked = variable.chunks is not None and hasattr(variable.data, "to_delayed")
     return chunked and is_large(variable.size)
 
 
 def sampling_step(shape: Sequence[int]) -> int:
-    """Return the step at which arrays (c, n, d) have at most `SAMPLED` numbers, or one draw of each chain."""
+    """Return the step at which arrays (c, n, d) have at most `SAMPLED` numbers, or one draw of each
+    chain."""
     return -(-math.prod(shape) // SAMPLED)
 
 
 def read_values(variable: Any, dtype: type | None = None) -> np.ndarray:
-    """Return the values of a variable of a tree: large ones in chunks of dask are read by chunks, as `dtype`."""
+    """Return the values of a variable of a tree: large ones in chunks of dask are read by chunks,
+    as `dtype`."""
     if is_chunked(variable):
         return read_chunks(variable.data, variable.dtype if dtype is None else dtype)
     return variable.values
@@ -93,11 +101,18 @@ def read_chunks(source: Any, dtype: np.dtype | type) -> np.ndarray:
     size, memory = math.prod(source.shape) * np.dtype(dtype).itemsize, memory_of_machine()
     if size > memory:
         got = f"an array of {size / 1e9:.1f} GB, and {memory / 1e9:.1f} GB of memory"
-        cure = 'Thin the draws, tree.isel(draw=slice(None, None, 10)), or use method="auto", which sums over chunks.'
-        raise InputError("draws in chunks", "draws that fit into memory, since all are needed at once", got, cure)
+        cure = (
+            'Thin the draws, tree.isel(draw=slice(None, None, 10)), or use method="auto", which '
+            "sums over chunks."
+        )
+        raise InputError(
+            "draws in chunks", "draws that fit into memory, since all are needed at once", got, cure
+        )
     whole = np.empty(source.shape, dtype)
     places = itertools.product(*map(slices_of, source.chunks))
-    for batch in itertools.batched(zip(places, source.to_delayed().reshape(-1), strict=True), WINDOW):
+    for batch in itertools.batched(
+        zip(places, source.to_delayed().reshape(-1), strict=True), WINDOW
+    ):
         for (place, _), block in zip(batch, _compute([block for _, block in batch]), strict=True):
             whole[place] = block
     return whole
@@ -114,7 +129,11 @@ def _compute(tasks: Sequence[Any]) -> tuple[Any, ...]:
     import dask
 
     # The values of integrands travel with the tasks, of which a cluster would warn.
-    quiet = {"distributed.admin.large-graph-warning-threshold": "10GB"} if "distributed" in dask.config.config else {}
+    quiet = (
+        {"distributed.admin.large-graph-warning-threshold": "10GB"}
+        if "distributed" in dask.config.config
+        else {}
+    )
     with dask.config.set(quiet):
         return dask.compute(*tasks)
 
@@ -127,7 +146,8 @@ class Box(NamedTuple):
 
 
 def merged(sizes: Sequence[int], most: int) -> tuple[int, ...]:
-    """Return the sizes of chunks of which neighbours are joined while they have at most `most` draws together."""
+    """Return the sizes of chunks of which neighbours are joined while they have at most `most`
+    draws together."""
     joined = [0]
     for size in sizes:
         if joined[-1] and joined[-1] + size > most:
@@ -138,4 +158,6 @@ def merged(sizes: Sequence[int], most: int) -> tuple[int, ...]:
 
 def slices_of(sizes: Sequence[int]) -> list[slice]:
     """Return the slices of an axis that is in chunks of these sizes."""
-    return [slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+    return [
+        slice(end - size, end) for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)
+    ]

@@ -1,7 +1,9 @@
-"""Rows shared out over all processes and their devices, and files that process 0 alone reads and writes.
+"""Rows shared out over all processes and their devices, and files that process 0 alone reads and
+writes.
 
-Every process of ``jax.distributed`` runs the same program on the same data. It computes its share of the rows on its
-own devices, and gets the results of all: nothing waits for another process but at the end of a block of work.
+Every process of ``jax.distributed`` runs the same program on the same data. It computes its share
+of the rows on its own devices, and gets the results of all: nothing waits for another process but
+at the end of a block of work.
 """
 
 from collections.abc import Callable
@@ -31,20 +33,23 @@ def map_rows(
     full_blocks: bool = False,
     progress: str | None = None,
 ) -> Any:
-    """Return ``function(row)`` for every row, vectorised over blocks of one size and over all devices.
+    """Return ``function(row)`` for every row, vectorised over blocks of one size and over all
+    devices.
 
-    In 64 bits, unless JAX knows the arrays that `function` reads in 32 alone, see `in_either_precision`.
+    In 64 bits, unless JAX knows the arrays that `function` reads in 32 alone, see
+    `in_either_precision`.
 
-    A later call with the same function and size of block finds the compiled program again. The last block is filled
-    with copies of the last row, whose results are dropped. Every process must make the call, with the same rows.
+    A later call with the same function and size of block finds the compiled program again. The last
+    block is filled with copies of the last row, whose results are dropped. Every process must make
+    the call, with the same rows.
 
     Parameters
     ----------
     function : of one row, written in JAX.
     rows : an array (n, ...), or a pytree of them, n at least 1.
     batch_size : rows of a block on each device at most; memory grows with it.
-    full_blocks : make every block that large, so that calls with different n share a program. By default the blocks are
-        as equal as they can be, so that little is computed twice.
+    full_blocks : make every block that large, so that calls with different n share a program. By
+        default the blocks are as equal as they can be, so that little is computed twice.
     progress : title of a progress bar, shown on a terminal by process 0 only; None for no bar.
 
     Returns
@@ -60,9 +65,13 @@ def map_rows(
 
     def run() -> Any:
         parts = []
-        for step in tqdm(range(steps), desc=progress, disable=no_bar(progress is not None), leave=False):
+        for step in tqdm(
+            range(steps), desc=progress, disable=no_bar(progress is not None), leave=False
+        ):
             index = mine[np.minimum(np.arange(step * block, (step + 1) * block), len(mine) - 1)]
-            found = vectorised(jax.tree.map(lambda leaf, index=index: over_devices(leaf[index]), rows))
+            found = vectorised(
+                jax.tree.map(lambda leaf, index=index: over_devices(leaf[index]), rows)
+            )
             parts.append(jax.tree.map(np.asarray, found))
         own = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(mine)], *parts)
         return gather_rows(own, size)
@@ -71,7 +80,8 @@ def map_rows(
 
 
 def over_devices(array: Array | np.ndarray) -> Array:
-    """Return an array with its leading axis over this process's devices; its size must divide by their number."""
+    """Return an array with its leading axis over this process's devices; its size must divide by
+    their number."""
     devices = jax.local_devices()
     if len(devices) == 1:
         return jax.device_put(array)  # `jnp.asarray` compiles a program for every new shape
@@ -81,15 +91,18 @@ def over_devices(array: Array | np.ndarray) -> Array:
 
 
 def own_rows(size: int) -> Int[np.ndarray, " r"]:
-    """Return the indices of the rows that this process computes, equally many in each; the last row may be repeated."""
+    """Return the indices of the rows that this process computes, equally many in each; the last row
+    may be repeated."""
     share = -(-size // jax.process_count())
     return np.minimum(np.arange(share) + jax.process_index() * share, size - 1)
 
 
 def gather_rows(own: Any, size: int, *, axis: int = 0) -> Any:
-    """Return all rows, in every process, of a pytree of arrays of the rows `own_rows` along an axis.
+    """Return all rows, in every process, of a pytree of arrays of the rows `own_rows` along an
+    axis.
 
-    Every process must make the call; under 64-bit JAX, without which other processes see single precision.
+    Every process must make the call; under 64-bit JAX, without which other processes see single
+    precision.
     """
 
     def whole(leaf: Any) -> np.ndarray:
@@ -102,24 +115,31 @@ def gather_rows(own: Any, size: int, *, axis: int = 0) -> Any:
 
 
 def is_first_process() -> bool:
-    """Return whether this is process 0, which writes files; so is a program without ``jax.distributed``."""
+    """Return whether this is process 0, which writes files; so is a program without
+    ``jax.distributed``."""
     return not jax.distributed.is_initialized() or jax.process_index() == 0
 
 
 def no_bar(progress: bool) -> bool | None:
-    """Return tqdm's `disable`: None, which shows a bar on a terminal only, in process 0 if there is to be one."""
+    """Return tqdm's `disable`: None, which shows a bar on a terminal only, in process 0 if there is
+    to be one."""
     return None if progress and is_first_process() else True
 
 
 def read_everywhere(path: Path) -> bytes | None:
-    """Return what process 0 reads from a file, in every process; None where process 0 has no such file.
+    """Return what process 0 reads from a file, in every process; None where process 0 has no such
+    file.
 
     Under 64-bit JAX, in which the size of the file has room.
     """
     content = path.read_bytes() if is_first_process() and path.exists() else None
     if jax.process_count() == 1:
         return content
-    size = int(multihost_utils.broadcast_one_to_all(np.int64(-1 if content is None else len(content))))
+    size = int(
+        multihost_utils.broadcast_one_to_all(np.int64(-1 if content is None else len(content)))
+    )
     if size < 0:
         return None
-    return multihost_utils.broadcast_one_to_all(np.frombuffer(content or bytes(size), np.uint8)).tobytes()
+    return multihost_utils.broadcast_one_to_all(
+        np.frombuffer(content or bytes(size), np.uint8)
+    ).tobytes()

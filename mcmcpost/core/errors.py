@@ -1,7 +1,8 @@
-"""The vocabulary that every layer shares: errors about the input of a user, statuses of results, and warnings.
+"""The vocabulary that every layer shares: errors about the input of a user, statuses of results,
+and warnings.
 
-Shapes, everywhere: ``c`` chains, ``n`` draws, ``d`` unconstrained parameters, ``p`` integrands, ``k`` right-hand
-sides, ``m`` training or inducing points, ``q`` basis functions.
+Shapes, everywhere: ``c`` chains, ``n`` draws, ``d`` unconstrained parameters, ``p`` integrands,
+``k`` right-hand sides, ``m`` training or inducing points, ``q`` basis functions.
 """
 
 import sys
@@ -13,10 +14,13 @@ from pathlib import Path
 class InputError(ValueError):
     """An argument of a user has a value that cannot be used.
 
-    The message says where, what was expected, what was got, and the cure: four arguments, or one sentence of all.
+    The message says where, what was expected, what was got, and the cure: four arguments, or one
+    sentence of all.
     """
 
-    def __init__(self, where: str, expected: str | None = None, got: object = None, cure: str = "") -> None:
+    def __init__(
+        self, where: str, expected: str | None = None, got: object = None, cure: str = ""
+    ) -> None:
         super().__init__(where if expected is None else fault(where, expected, got, cure))
 
 
@@ -25,22 +29,28 @@ class UnequalChains(InputError):
 
 
 class InputTypeError(TypeError):
-    """An argument of a user has a type that cannot be used; the arguments are those of `InputError`."""
+    """An argument of a user has a type that cannot be used; the arguments are those of
+    `InputError`."""
 
-    def __init__(self, where: str, expected: str | None = None, got: object = None, cure: str = "") -> None:
+    def __init__(
+        self, where: str, expected: str | None = None, got: object = None, cure: str = ""
+    ) -> None:
         super().__init__(where if expected is None else fault(where, expected, got, cure))
 
 
 class MissingPackageError(ImportError):
     """An optional package is not installed; the arguments are those of `InputError`."""
 
-    def __init__(self, where: str, expected: str | None = None, got: object = None, cure: str = "") -> None:
+    def __init__(
+        self, where: str, expected: str | None = None, got: object = None, cure: str = ""
+    ) -> None:
         super().__init__(where if expected is None else fault(where, expected, got, cure))
 
 
 ADDED = (
-    "Chains of any lengths are added, each with its own weight: mp.expectation(mp.moments(one) + mp.moments(other)), on"
-    " the command line mcmcpost reduce ONE OTHER, a file for each length."
+    "Chains of any lengths are added, each with its own weight: "
+    "mp.expectation(mp.moments(one) + mp.moments(other)), on the command line mcmcpost reduce "
+    "ONE OTHER, a file for each length."
 )
 """What to do with chains of different lengths."""
 
@@ -56,18 +66,23 @@ class Status(StrEnum):
     CONTROLLED = "controlled"
     """The control variate reduced the error."""
     EXACT = "exact"
-    """The control variate reproduces the integrand up to rounding at every draw. What the density does where no
-    draw is, as beyond a kink of a Laplace prior that none has crossed, is not in the error."""
+    """The control variate reproduces the integrand up to rounding at every draw. What the density
+    does where no draw is, as beyond a kink of a Laplace prior that none has crossed, is not in the
+    error."""
     CONSTANT = "constant"
-    """The integrand has one value at every draw, up to rounding, as the diagonal of a correlation matrix."""
+    """The integrand has one value at every draw, up to rounding, as the diagonal of a correlation
+    matrix."""
     ON_TRUST = "on_trust"
-    """As ``exact``, if the scores are right: nothing in the trace verifies them. A recorded log density would."""
+    """As ``exact``, if the scores are right: nothing in the trace verifies them. A recorded log
+    density would."""
     HEAVY_TAIL = "heavy_tail"
-    """The Pareto k̂ of the integrand is too large for its draws, as where its variance is infinite: the error of the
-    mean, controlled or plain, may be far too small, and the more so the fewer draws the tail has."""
+    """The Pareto k̂ of the integrand is too large for its draws, as where its variance is infinite:
+    the error of the mean, controlled or plain, may be far too small, and the more so the fewer
+    draws the tail has."""
     UNSEEN = "unseen"
-    """An indicator that no draw contradicts: the error is one over the effective sample size, not zero. Or a quantile
-    with fewer than three effective draws beyond it: its error rests on the tail that others show."""
+    """An indicator that no draw contradicts: the error is one over the effective sample size, not
+    zero. Or a quantile with fewer than three effective draws beyond it: its error rests on the tail
+    that others show."""
     PLAIN = "plain"
     """No gain was found: the plain posterior mean is returned."""
     REGULARISED = "regularised"
@@ -75,14 +90,16 @@ class Status(StrEnum):
     NUGGET_RAISED = "nugget_raised"
     """The kernel system was singular at the requested nugget, which was raised."""
     NOT_CONVERGED = "not_converged"
-    """An iterative solve stopped at its budget; the reported error is that of the result it returned."""
+    """An iterative solve stopped at its budget; the reported error is that of the result it
+    returned."""
     TOO_FEW_DRAWS = "too_few_draws"
-    """Too few distinct draws for any control variate of the requested kind: the plain mean is returned."""
+    """Too few distinct draws for any control variate of the requested kind: the plain mean is
+    returned."""
     UNDEFINED = "undefined"
     """The integrand is not finite at some draw: NaN in, NaN out."""
     BAD_SCORES = "bad_scores"
-    """The scores failed the score gate, or the controlled mean contradicts the plain one: the plain mean is returned,
-    unless the caller overrode the gate."""
+    """The scores failed the score gate, or the controlled mean contradicts the plain one: the plain
+    mean is returned, unless the caller overrode the gate."""
 
 
 REPRODUCED = (Status.EXACT, Status.ON_TRUST, Status.CONSTANT)
@@ -126,10 +143,16 @@ _BETWEEN = ("beartype", "equinox", "jax", "jaxtyping", "numpyro")
 
 
 def warn(message: str, category: type[Warning] = UserWarning) -> None:
-    """Warn, and give as the place the nearest caller outside this package and the packages that call it.
+    """Warn, and give as the place the nearest caller outside this package and the packages that
+    call it.
 
-    Python shows a warning once for every place: a place inside this package would silence all later calls.
+    Python shows a warning once for every place: a place inside this package would silence all later
+    calls.
     """
-    folders = [Path(path) for name in _BETWEEN if (path := getattr(sys.modules.get(name), "__file__", None))]
+    folders = [
+        Path(path)
+        for name in _BETWEEN
+        if (path := getattr(sys.modules.get(name), "__file__", None))
+    ]
     inside = (_PACKAGE, *(str(folder.parent) for folder in folders), "<@beartype(")
     warnings.warn(message, category, skip_file_prefixes=inside)

@@ -1,4 +1,5 @@
-"""Monte Carlo standard errors, R-hat and Pareto k̂, computed by ArviZ on first use, and weights of draws."""
+"""Monte Carlo standard errors, R-hat and Pareto k̂, computed by ArviZ on first use, and weights of
+draws."""
 
 from typing import NamedTuple
 
@@ -13,12 +14,15 @@ LEAST = 1e-20
 
 
 class Weights(NamedTuple):
-    """Weights of the draws of a trace, as of importance sampling, sequential Monte Carlo or nested sampling.
+    """Weights of the draws of a trace, as of importance sampling, sequential Monte Carlo or nested
+    sampling.
 
     values : (c, n), positive, of mean one over all draws.
-    num_live : (c, n) live points from which each draw of a nested-sampling run was the worst, the draws of a chain in
-        the order of the run; None for other draws, which are taken to be random.
-    khat : Pareto k̂ of the weights: above 0.7 a few draws decide (Vehtari et al. 2024, JMLR 25(72)).
+    num_live : (c, n) live points from which each draw of a nested-sampling run was the worst, the
+        draws of a chain in the order of the run; None for other draws, which are taken to be
+        random.
+    khat : Pareto k̂ of the weights: above 0.7 a few draws decide (Vehtari et al. 2024, JMLR
+        25(72)).
     """
 
     values: Float[np.ndarray, "c n"]
@@ -26,7 +30,9 @@ class Weights(NamedTuple):
     khat: float
 
     @classmethod
-    def of(cls, log_weights: Float[np.ndarray, "c n"], num_live: Float[np.ndarray, "c n"] | None = None) -> "Weights":
+    def of(
+        cls, log_weights: Float[np.ndarray, "c n"], num_live: Float[np.ndarray, "c n"] | None = None
+    ) -> "Weights":
         """Return the weights with these finite logarithms, up to a constant."""
         # Relative to the largest: exp of log weights themselves may overflow, or all be zero.
         values = np.maximum(np.exp(log_weights - log_weights.max()), LEAST)
@@ -34,7 +40,8 @@ class Weights(NamedTuple):
 
     @property
     def ess(self) -> float:
-        """Kish's effective sample size (Σw)²/Σw²: as many draws of equal weight have the error of a mean."""
+        """Kish's effective sample size (Σw)²/Σw²: as many draws of equal weight have the error of a
+        mean."""
         return float(self.values.sum() ** 2 / (self.values**2).sum())
 
     def select(self, rows: slice) -> "Weights":
@@ -57,12 +64,15 @@ class Weights(NamedTuple):
     def influence(self, series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
         """Return, for each draw, N times how much it moves the weighted mean m of N draws.
 
-        For independent draws it is w(f − m), whose squares make the error of the self-normalised mean (Owen 2013,
-        *Monte Carlo theory, methods and examples*, section 9.2). A draw of a nested-sampling run also shrinks the
-        volume of all that come after it by 1/K, for K live points: it is w(f − m) − Σ_{later} w(f − m)/K. Dead points
-        are a Poisson process in the log volume, so that squares of these make the error, that of the volumes included.
+        For independent draws it is w(f − m), whose squares make the error of the self-normalised
+        mean (Owen 2013, *Monte Carlo theory, methods and examples*, section 9.2). A draw of a
+        nested-sampling run also shrinks the volume of all that come after it by 1/K, for K live
+        points: it is w(f − m) − Σ_{later} w(f − m)/K. Dead points are a Poisson process in the log
+        volume, so that squares of these make the error, that of the volumes included.
         """
-        own = self.values.reshape(self.values.shape + (1,) * (series.ndim - 2)) * (series - self.mean(series))
+        own = self.values.reshape(self.values.shape + (1,) * (series.ndim - 2)) * (
+            series - self.mean(series)
+        )
         if self.num_live is None:
             return own
         # Σ over later draws, as the reversed cumulative sum less the draw itself.
@@ -70,14 +80,17 @@ class Weights(NamedTuple):
         return own - later / self.num_live.reshape(self.num_live.shape + (1,) * (series.ndim - 2))
 
     def representative(self) -> Int[np.ndarray, " m"]:
-        """Return positions, chains concatenated, of draws that are nearly a sample of equal weights, none twice.
+        """Return positions, chains concatenated, of draws that are nearly a sample of equal
+        weights, none twice.
 
-        Of N draws N/max w are taken at even steps of the summed weights, half as many of a nested-sampling run, whose
-        order is broken so that it is not taken for correlation.
+        Of N draws N/max w are taken at even steps of the summed weights, half as many of a
+        nested-sampling run, whose order is broken so that it is not taken for correlation.
         """
         # N/max w steps are as long as the largest weight, so that no draw is taken twice but by
         # rounding.
-        size = max(int(self.values.size / self.values.max()) // (1 if self.num_live is None else 2), 1)
+        size = max(
+            int(self.values.size / self.values.max()) // (1 if self.num_live is None else 2), 1
+        )
         rows = np.unique(self._at_even_steps(size))
         if self.num_live is None:
             return rows
@@ -86,7 +99,8 @@ class Weights(NamedTuple):
         return rows[np.argsort(np.arange(len(rows)) * golden % 1)]
 
     def repeated(self) -> Int[np.ndarray, " m"]:
-        """Return as many positions as draws, chains concatenated, each as often as its weight says to within one."""
+        """Return as many positions as draws, chains concatenated, each as often as its weight says
+        to within one."""
         return self._at_even_steps(self.values.size)
 
     def _at_even_steps(self, size: int) -> Int[np.ndarray, " m"]:
@@ -105,47 +119,57 @@ def tail_draws(size: int) -> int:
 def weights_khat(log_weights: Float[np.ndarray, "..."]) -> float:
     """Return the Pareto k̂ of weights with these logarithms; that of a weight of zero is −∞.
 
-    k̂ is −∞ for fewer than 25 draws or where the largest weights are equal, and ∞ where a few draws have all the weight
-    that floating-point numbers can show.
+    k̂ is −∞ for fewer than 25 draws or where the largest weights are equal, and ∞ where a few draws
+    have all the weight that floating-point numbers can show.
     """
     from arviz_stats.base import array_stats
 
     flat = log_weights.reshape(-1)
     if flat.size < 25 or np.ptp(np.sort(flat)[-tail_draws(flat.size) :]) == 0:
         return -np.inf
-    with np.errstate(all="ignore"):  # where many of the largest weights are equal, as of draws that repeat
+    # where many of the largest weights are equal, as of draws that repeat
+    with np.errstate(all="ignore"):
         khat = float(array_stats.psislw(-flat)[1])
     return np.inf if np.isnan(khat) else khat
 
 
-def mean_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:
+def mean_over_draws(
+    series: Float[np.ndarray, "c n *p"], weights: Weights | None
+) -> Float[np.ndarray, "*p"]:
     """Return the mean of each series, weighted where there are weights."""
     return series.mean(axis=(0, 1)) if weights is None else weights.mean(series)
 
 
-def variance_over_draws(series: Float[np.ndarray, "c n *p"], weights: Weights | None) -> Float[np.ndarray, "*p"]:
+def variance_over_draws(
+    series: Float[np.ndarray, "c n *p"], weights: Weights | None
+) -> Float[np.ndarray, "*p"]:
     """Return the variance of each series over the draws, weighted where there are weights."""
     if weights is not None:
         return weights.variance(series)
-    return column_variance(series.reshape(series.shape[0] * series.shape[1], -1)).reshape(series.shape[2:])
+    return column_variance(series.reshape(series.shape[0] * series.shape[1], -1)).reshape(
+        series.shape[2:]
+    )
 
 
 GOOD_KHAT = 0.7
-"""Pareto k̂ of weights up to which their mean and its error can be trusted (Vehtari et al. 2024, JMLR 25(72))."""
+"""Pareto k̂ of weights up to which their mean and its error can be trusted (Vehtari et al. 2024,
+JMLR 25(72))."""
 
 MANY_CHAINS = 32
 """Chains from which the error between them is known to an eighth, and is used too."""
 
 
 LONG = 1 << 22
-"""Draws above which errors are those of means over neighbouring draws, and R-hat and k̂ are those of some draws."""
+"""Draws above which errors are those of means over neighbouring draws, and R-hat and k̂ are those
+of some draws."""
 
 LEAST_LENGTH = 1_000
 """Draws, or means of draws, that are left of each chain at least."""
 
 
 def spacing(chains: int, draws: int) -> int:
-    """Return the number of neighbouring draws of which one, or the mean, stands for all: one up to `LONG` draws."""
+    """Return the number of neighbouring draws of which one, or the mean, stands for all: one up to
+    `LONG` draws."""
     return max(1, min(-(-chains * draws // LONG), draws // LEAST_LENGTH))
 
 
@@ -155,30 +179,37 @@ def thinned(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c s p"]:
 
 
 def _means(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, "c s p"]:
-    """Return the means over neighbouring draws, see `spacing`; the draws after the last whole block are left out."""
+    """Return the means over neighbouring draws, see `spacing`; the draws after the last whole block
+    are left out."""
     chains, draws, width = series.shape
     size = spacing(chains, draws)
     if size == 1:
         return series
-    means = [chain[: draws // size * size].reshape(-1, size, width).mean(axis=1) for chain in series]
+    means = [
+        chain[: draws // size * size].reshape(-1, size, width).mean(axis=1) for chain in series
+    ]
     return np.stack(means)
 
 
-def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = None) -> Float[np.ndarray, "*p"]:
+def mcse_mean(
+    series: Float[np.ndarray, "c n *p"], weights: Weights | None = None
+) -> Float[np.ndarray, "*p"]:
     """Return the Monte Carlo standard error of the mean of each series.
 
-    The ESS-based error of Vehtari et al. (2021, doi:10.1214/20-BA1221), rank normalisation not applied, as
-    ``arviz.mcse(method="mean")``. Each series is scaled to unit standard deviation first: ArviZ takes any series whose
-    range is below 1e-15 for a constant, which small residuals are not.
+    The ESS-based error of Vehtari et al. (2021, doi:10.1214/20-BA1221), rank normalisation not
+    applied, as ``arviz.mcse(method="mean")``. Each series is scaled to unit standard deviation
+    first: ArviZ takes any series whose range is below 1e-15 for a constant, which small residuals
+    are not.
 
-    An ESS knows correlations up to the length of a chain only. From 32 chains on, which are independent, the error is
-    at least that between their means, and for fewer than four draws a chain it is that one.
+    An ESS knows correlations up to the length of a chain only. From 32 chains on, which are
+    independent, the error is at least that between their means, and for fewer than four draws a
+    chain it is that one.
 
-    Of more than four million draws it is that of the means over blocks of neighbouring draws, at least a thousand of
-    each chain, whose mean is the same (batch means).
+    Of more than four million draws it is that of the means over blocks of neighbouring draws, at
+    least a thousand of each chain, whose mean is the same (batch means).
 
-    The error of a weighted mean is that of the mean of `Weights.influence`, and at least that of independent draws,
-    which is the whole of it for a nested-sampling run.
+    The error of a weighted mean is that of the mean of `Weights.influence`, and at least that of
+    independent draws, which is the whole of it for a nested-sampling run.
 
     Parameters
     ----------
@@ -187,14 +218,18 @@ def mcse_mean(series: Float[np.ndarray, "c n *p"], weights: Weights | None = Non
 
     Returns
     -------
-    (...) in the units of `series`; NaN where a value is not finite, and for fewer than four draws in each of fewer than
-    32 chains; zero for a constant series.
+    (...) in the units of `series`; NaN where a value is not finite, and for fewer than four draws
+    in each of fewer than 32 chains; zero for a constant series.
     """
     if weights is not None:
         influence = weights.influence(series)
         # Owen's error of the self-normalised mean, for draws taken as independent.
         independent = np.sqrt((influence**2).sum(axis=(0, 1))) / weights.values.size
-        return independent if weights.num_live is not None else np.fmax(mcse_mean(influence), independent)
+        return (
+            independent
+            if weights.num_live is not None
+            else np.fmax(mcse_mean(influence), independent)
+        )
     c, n = series.shape[:2]
     columns = series.reshape(c, n, -1)
     error = np.empty(columns.shape[-1])
@@ -214,7 +249,11 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     # A series that is not finite is zeros for ArviZ, and NaN again in the result.
     safe = np.where(finite, series, 0.0)
     centred = safe - safe.mean(axis=(0, 1))
-    scale = centred.std(axis=(0, 1), ddof=1) if series.shape[0] * series.shape[1] > 1 else np.zeros(series.shape[2:])
+    scale = (
+        centred.std(axis=(0, 1), ddof=1)
+        if series.shape[0] * series.shape[1] > 1
+        else np.zeros(series.shape[2:])
+    )
     unit = centred / np.where(scale > 0, scale, 1.0)
     # Under 1e-15 of range ArviZ calls a series constant, hence unit scale and back.
     error = array_stats.mcse(unit, chain_axis=0, draw_axis=1, method="mean") * scale
@@ -224,17 +263,23 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
 
 
 def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
-    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for a chain or a constant.
+    """Return the rank-normalised split R-hat of each series (Vehtari et al. 2021), NaN for a chain
+    or a constant.
 
     Of more than four million draws it is that of every so many of each chain.
     """
     from arviz_stats.base import array_stats
 
-    return np.where(beyond_rounding(series), array_stats.rhat(thinned(series), chain_axis=0, draw_axis=1), np.nan)
+    return np.where(
+        beyond_rounding(series),
+        array_stats.rhat(thinned(series), chain_axis=0, draw_axis=1),
+        np.nan,
+    )
 
 
 def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return the larger Pareto k̂ of the two tails of each series; −∞ for a tail of one value or fewer than 25 draws."""
+    """Return the larger Pareto k̂ of the two tails of each series; −∞ for a tail of one value or
+    fewer than 25 draws."""
     from arviz_stats.base import array_stats
 
     size = series.shape[0] * series.shape[1]
@@ -243,10 +288,15 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     if tail < 5:
         return found
     ordered = np.sort(series.reshape(size, -1), axis=0)
-    for side, varies in (("left", ordered[0] < ordered[tail - 1]), ("right", ordered[-tail] < ordered[-1])):
+    for side, varies in (
+        ("left", ordered[0] < ordered[tail - 1]),
+        ("right", ordered[-tail] < ordered[-1]),
+    ):
         for j in np.flatnonzero(varies):
             with np.errstate(invalid="ignore", divide="ignore"):  # of the few values of an event
-                own = array_stats.pareto_khat(series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side)
+                own = array_stats.pareto_khat(
+                    series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side
+                )
             found[j] = np.fmax(found[j], own)
     return found
 
@@ -254,7 +304,8 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
 def participants(
     columns: Float[np.ndarray, "n p"], counts: Float[np.ndarray, " n"] | None = None
 ) -> Float[np.ndarray, " p"]:
-    """Return (Σf²)²/Σf⁴ of each centred column: how many draws make up its variance, a third of them for a Gaussian.
+    """Return (Σf²)²/Σf⁴ of each centred column: how many draws make up its variance, a third of
+    them for a Gaussian.
 
     counts : (n,) copies of each row. A constant column counts as a Gaussian one.
     """

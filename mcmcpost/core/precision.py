@@ -1,4 +1,5 @@
-"""Precision: functions run in float64, points as floating JAX arrays, units, and what is equal up to rounding."""
+"""Precision: functions run in float64, points as floating JAX arrays, units, and what is equal up
+to rounding."""
 
 import functools
 import gc
@@ -16,8 +17,9 @@ from mcmcpost.core.errors import InputError, InputTypeError, warn
 def in_float64[**P, R](function: Callable[P, R]) -> Callable[P, R]:
     """Run `function` with 64-bit JAX and return its arrays as NumPy arrays.
 
-    Float64 JAX arrays must not leave an ``enable_x64`` block (ordinary operations outside would truncate them), so
-    every JAX array in the result, a pytree, is handed back as a NumPy array. The global configuration is untouched.
+    Float64 JAX arrays must not leave an ``enable_x64`` block (ordinary operations outside would
+    truncate them), so every JAX array in the result, a pytree, is handed back as a NumPy array. The
+    global configuration is untouched.
     """
 
     @functools.wraps(function)
@@ -42,13 +44,15 @@ MIXED = ("types of different precisions", "RuntimeProgramInputMismatch")
 
 
 def in_either_precision[R](run: Callable[[], R]) -> R:
-    """Return ``run()`` under 64-bit JAX, or under 32-bit JAX where a user's function works in that alone.
+    """Return ``run()`` under 64-bit JAX, or under 32-bit JAX where a user's function works in that
+    alone.
 
-    As long as a compiled program lives, JAX takes each NumPy array that it reads, found by identity, in the precision
-    of that program. After a run of NumPyro in float32, the data of the model are float32 in every precision, and mixed
-    with float64 parameters they are an error (``lax.mul requires arguments to have the same dtypes``). The float32
-    result has the precision that the run had. `run` must compile what it evaluates, and not keep what a failed attempt
-    has made.
+    As long as a compiled program lives, JAX takes each NumPy array that it reads, found by
+    identity, in the precision of that program. After a run of NumPyro in float32, the data of the
+    model are float32 in every precision, and mixed with float64 parameters they are an error
+    (``lax.mul requires arguments to have the same dtypes``). The float32 result has the precision
+    that the run had. `run` must compile what it evaluates, and not keep what a failed attempt has
+    made.
     """
     try:
         with jax.enable_x64(True):
@@ -58,16 +62,19 @@ def in_either_precision[R](run: Callable[[], R]) -> R:
     except (TypeError, ValueError):  # dtypes that differ, when traced or when lowered
         pass
     except jax.errors.JaxRuntimeError as error:
-        if not any(text in str(error) for text in MIXED):  # as of a failed solve, which is of no precision
+        # as of a failed solve, which is of no precision
+        if not any(text in str(error) for text in MIXED):
             raise
-    gc.collect()  # the frames of the failed attempt hold arrays that were new to JAX, in the other precision
+    # the frames of the failed attempt hold arrays that were new to JAX, in the other precision
+    gc.collect()
     try:
         with jax.enable_x64(False):
             return run()
     except (TypeError, ValueError):
         pass
     with jax.enable_x64(True):
-        return run()  # what fails in both is no matter of precision: as it is, with its own traceback
+        # what fails in both is no matter of precision: as it is, with its own traceback
+        return run()
 
 
 LARGEST_ROUNDING = 1e-3
@@ -75,18 +82,22 @@ LARGEST_ROUNDING = 1e-3
 
 
 def tell_single(where: str, log_density: np.ndarray) -> None:
-    """Warn of a log density that was evaluated in single precision (see `in_either_precision`) and is too large for it.
+    """Warn of a log density that was evaluated in single precision (see `in_either_precision`) and
+    is too large for it.
 
-    A sum over a million observations of −1e6 nats is rounded by 0.1, as much as some evidences are asked about.
+    A sum over a million observations of −1e6 nats is rounded by 0.1, as much as some evidences are
+    asked about.
     """
     if log_density.dtype == np.float32:
         finite = log_density[np.isfinite(log_density)]
-        # Where the density is highest: it may be as low as it likes at prior draws without any weight.
+        # Where the density is highest: it may be as low as it likes at prior draws without any
+        # weight.
         if finite.size and abs(finite.max()) * np.finfo(np.float32).eps > LARGEST_ROUNDING:
             warn(
-                f"{where}: the log density is evaluated in single precision, the only one in which JAX knows the arrays"
-                f" that it reads, and rounded by more than {LARGEST_ROUNDING} nats. Switch jax_enable_x64 on at the"
-                " start of the program, or pass the data as arguments of the model."
+                f"{where}: the log density is evaluated in single precision, the only one in "
+                "which JAX knows the arrays that it reads, and rounded by more than "
+                f"{LARGEST_ROUNDING} nats. Switch jax_enable_x64 on at the start of the "
+                "program, or pass the data as arguments of the model."
             )
 
 
@@ -100,11 +111,14 @@ def as_points(where: str, name: str, points: object) -> jax.Array:
     if array.ndim != 2:
         cure = "One coordinate is a column: x[:, None]."
         raise InputError(where, f"`{name}` of shape (n, d)", array.shape, cure)
-    return array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+    return (
+        array if jnp.issubdtype(array.dtype, jnp.floating) else array.astype(jnp.result_type(float))
+    )
 
 
 def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return a power of two of its size for each integrand whose variance would overflow or vanish, one for others."""
+    """Return a power of two of its size for each integrand whose variance would overflow or vanish,
+    one for others."""
     with np.errstate(invalid="ignore"):
         size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
     odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
@@ -112,28 +126,37 @@ def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
 
 
-def in_units(values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]) -> Float[np.ndarray, "c n p"]:
+def in_units(
+    values: Float[np.ndarray, "c n p"], units: Float[np.ndarray, " p"]
+) -> Float[np.ndarray, "c n p"]:
     """Return values divided by their units, without a copy where all are one."""
     return values if (units == 1).all() else values / units
 
 
 ROUNDINGS = 8.0
-"""Units in the last place by which what is constant, or the same, may differ: those of a product of matrices."""
+"""Units in the last place by which what is constant, or the same, may differ: those of a product of
+matrices."""
 
 
 def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
-    """Return which series are finite and vary by more than the rounding of float64, of float32 where they were that."""
+    """Return which series are finite and vary by more than the rounding of float64, of float32
+    where they were that."""
     with np.errstate(invalid="ignore", over="ignore"):
         low, high = values.min(axis=(0, 1)), values.max(axis=(0, 1))
         spread, size = high - low, np.maximum(high, -low)
-    varies = np.isfinite(low) & np.isfinite(high) & (spread > ROUNDINGS * np.finfo(np.float64).eps * size)
+    varies = (
+        np.isfinite(low)
+        & np.isfinite(high)
+        & (spread > ROUNDINGS * np.finfo(np.float64).eps * size)
+    )
     for j in np.flatnonzero(varies & (spread <= ROUNDINGS * np.finfo(np.float32).eps * size)):
         varies[j] = not _is_single(values[..., j])
     return varies
 
 
 PART = 1e-3
-"""Part of their spread by which two series that are the same may differ, however few digits they have."""
+"""Part of their spread by which two series that are the same may differ, however few digits they
+have."""
 
 
 def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"]) -> bool:
@@ -146,13 +169,16 @@ def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"
 
 
 TEXT_DIGITS = 12
-"""Significant digits that no text file of rounded numbers has more of: CmdStan writes six, and eight since 2.36."""
+"""Significant digits that no text file of rounded numbers has more of: CmdStan writes six, and
+eight since 2.36."""
 
 
 def digits_of_text(values: Float[np.ndarray, "..."]) -> int | None:
-    """Return the significant digits that finite numbers were rounded to; None where they have more than `TEXT_DIGITS`.
+    """Return the significant digits that finite numbers were rounded to; None where they have more
+    than `TEXT_DIGITS`.
 
-    Judged by up to 200 of them, since the shortest decimal that a number is read from has the digits of the text.
+    Judged by up to 200 of them, since the shortest decimal that a number is read from has the
+    digits of the text.
     """
     flat = values.reshape(-1)
     some = flat[np.linspace(0, flat.size - 1, min(flat.size, 200)).astype(int)]
@@ -162,12 +188,20 @@ def digits_of_text(values: Float[np.ndarray, "..."]) -> int | None:
 
 
 def unit_of_text(values: Float[np.ndarray, "..."]) -> float:
-    """Return one unit in the last place of the largest of finite numbers that were rounded, zero where none were."""
+    """Return one unit in the last place of the largest of finite numbers that were rounded, zero
+    where none were."""
     digits, largest = digits_of_text(values), float(np.abs(values).max())
-    return 0.0 if digits is None or largest == 0 else float(10.0 ** (np.floor(np.log10(largest)) + 1 - digits))
+    return (
+        0.0
+        if digits is None or largest == 0
+        else float(10.0 ** (np.floor(np.log10(largest)) + 1 - digits))
+    )
 
 
 def _is_single(series: np.ndarray) -> bool:
-    """Return whether the numbers were float32: they are exact in it, and not all whole, as counts are."""
+    """Return whether the numbers were float32: they are exact in it, and not all whole, as counts
+    are."""
     with np.errstate(over="ignore"):
-        return np.array_equal(series, series.astype(np.float32)) and not np.array_equal(series, np.rint(series))
+        return np.array_equal(series, series.astype(np.float32)) and not np.array_equal(
+            series, np.rint(series)
+        )

@@ -1,8 +1,8 @@
 """What a running program needs besides numbers, without importing any that computes.
 
-Which step of long work is being done, said to whoever listens: to nobody, unless a program shows it. Files and folders
-that are written under a temporary name, so that a crash leaves no half-written one. Which versions a result was made
-with. How numbers and counts are printed.
+Which step of long work is being done, said to whoever listens: to nobody, unless a program shows
+it. Files and folders that are written under a temporary name, so that a crash leaves no
+half-written one. Which versions a result was made with. How numbers and counts are printed.
 """
 
 import difflib
@@ -51,10 +51,11 @@ _LENGTH = 50
 
 @contextmanager
 def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
-    """Give a temporary name beside `place`, to write under and to rename; what is still there at the end is removed.
+    """Give a temporary name beside `place`, to write under and to rename; what is still there at
+    the end is removed.
 
-    name : the temporary one, so that the next writer takes the place of what a kill leaves; by default one that no
-        other writer has.
+    name : the temporary one, so that the next writer takes the place of what a kill leaves; by
+        default one that no other writer has.
     """
     temporary = place.with_name(name or f".{place.stem[:_LENGTH]}-{uuid.uuid4().hex}{place.suffix}")
     _UNFINISHED.add(temporary)
@@ -66,7 +67,8 @@ def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
 
 
 def rename_finished(temporary: Path, place: Path) -> None:
-    """Give what was written under `temporary` its final name; while the process is ending it waits for that."""
+    """Give what was written under `temporary` its final name; while the process is ending it waits
+    for that."""
     with _RENAMING:
         temporary.rename(place)
 
@@ -74,8 +76,8 @@ def rename_finished(temporary: Path, place: Path) -> None:
 def remove_unfinished() -> None:
     """Remove what is being written in any thread, before the process ends without unwinding them.
 
-    A thread that still writes makes a folder anew, so that it is removed until it is gone; and it cannot give what is
-    being removed its final name any more.
+    A thread that still writes makes a folder anew, so that it is removed until it is gone; and it
+    cannot give what is being removed its final name any more.
     """
     _RENAMING.acquire()
     for temporary in tuple(_UNFINISHED):
@@ -130,7 +132,8 @@ def number_of_draws(chains: int, draws: int) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """Return `value` with that many significant digits, without an exponent where it stays readable."""
+    """Return `value` with that many significant digits, without an exponent where it stays
+    readable."""
     if not math.isfinite(value):
         return str(float(value))
     if value == 0 or not 1e-4 <= abs(value) < 1e6:
@@ -138,19 +141,28 @@ def significant(value: float, digits: int) -> str:
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
-UNITS = ((120.0, 1.0, "s"), (7_200.0, 60.0, "min"), (172_800.0, 3_600.0, "h"), (6.3e7, 86_400.0, "days"))
-"""Units of time: below how many seconds each is used, how many seconds it has, and its name; years beyond."""
+UNITS = (
+    (120.0, 1.0, "s"),
+    (7_200.0, 60.0, "min"),
+    (172_800.0, 3_600.0, "h"),
+    (6.3e7, 86_400.0, "days"),
+)
+"""Units of time: below how many seconds each is used, how many seconds it has, and its name; years
+beyond."""
 
 
 def duration(seconds: float) -> str:
     """Return a time to two significant digits, in the unit that reads best."""
-    size, name = next(((size, name) for below, size, name in UNITS if seconds < below), (31_557_600.0, "years"))
+    size, name = next(
+        ((size, name) for below, size, name in UNITS if seconds < below), (31_557_600.0, "years")
+    )
     value = seconds / size
     return f"{significant(value, 2) if value < 100 else f'{float(f"{value:.1e}"):,.0f}'} {name}"
 
 
 def digits_of(value: float, error: float) -> str:
-    """Return `value` down to the first digit that `error` touches; six significant digits without an error."""
+    """Return `value` down to the first digit that `error` touches; six significant digits without
+    an error."""
     if not math.isfinite(value):
         return str(float(value))
     if not math.isfinite(error) or error <= 0:

@@ -1,7 +1,14 @@
-"""Model evidence: from posterior draws by bridges, from power posteriors by integration, and how models compare."""
+"""Model evidence: from posterior draws by bridges, from power posteriors by integration, and how
+models compare."""
 
 from mcmcpost.evidence.barrier import Barrier, PathDiagnostics, ladder_barrier
-from mcmcpost.evidence.bridge import MAX_PROPOSALS, MIN_PROPOSALS, BridgeOverlap, bridge_sampling, check_draws
+from mcmcpost.evidence.bridge import (
+    MAX_PROPOSALS,
+    MIN_PROPOSALS,
+    BridgeOverlap,
+    bridge_sampling,
+    check_draws,
+)
 from mcmcpost.evidence.ladder import (
     MAX_RUNGS,
     PATH_POWER,

@@ -1,4 +1,5 @@
-"""Bridge sampling: the log evidence from posterior draws and a density fitted to other draws of the same trace."""
+"""Bridge sampling: the log evidence from posterior draws and a density fitted to other draws of the
+same trace."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,11 +11,31 @@ from scipy.linalg import solve
 from scipy.optimize import brentq
 from scipy.special import expit
 
-from mcmcpost.control import NEED, AbstractControlVariate, Options, PlainMean, Sample, estimate_expectations
-from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_flags, check_function, check_key
+from mcmcpost.control import (
+    NEED,
+    AbstractControlVariate,
+    Options,
+    PlainMean,
+    Sample,
+    estimate_expectations,
+)
+from mcmcpost.core.arguments import (
+    as_float64,
+    as_labels,
+    check_count,
+    check_flags,
+    check_function,
+    check_key,
+)
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
-from mcmcpost.core.mcse import Weights, mcse_mean, mean_over_draws, variance_over_draws, weights_khat
+from mcmcpost.core.mcse import (
+    Weights,
+    mcse_mean,
+    mean_over_draws,
+    variance_over_draws,
+    weights_khat,
+)
 from mcmcpost.core.precision import tell_single
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.warp import Warp, as_warp, fit_normal, fit_warp
@@ -29,19 +50,24 @@ BATCH_SIZE = 1024
 def checked_density(
     where: str, logdensity_fn: Callable[[Array], Array], d: int
 ) -> Callable[[Float[np.ndarray, "n d"]], Float[np.ndarray, " n"]]:
-    """Return a function of points (n, d) that is the log density at each; all its calls share one compiled program.
+    """Return a function of points (n, d) that is the log density at each; all its calls share one
+    compiled program.
 
     Raises
     ------
-    ValueError : it is not a scalar, at once, or NaN or +∞ somewhere. −∞, outside the support, is kept.
+    ValueError : it is not a scalar, at once, or NaN or +∞ somewhere. −∞, outside the support, is
+        kept.
     """
-    # Once and not at every call: it traces the model, which took a tenth of a bridge of eight schools.
+    # Once and not at every call: it traces the model, which took a tenth of a bridge of eight
+    # schools.
     check_scalar(where, logdensity_fn, d)
 
     def density(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
-        # Full blocks: the numbers of draws and of proposals differ, and each would compile a program
-        # of its own.
-        found = map_rows(logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities")
+        # Full blocks: the numbers of draws and of proposals differ, and each would compile a
+        # program of its own.
+        found = map_rows(
+            logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities"
+        )
         tell_single(where, found)
         return check_values(where, found.astype(float), points)
 
@@ -57,14 +83,16 @@ def check_values(
         raise InputError(
             where,
             "a log density that is finite, or −∞ outside the support",
-            f"NaN or +∞ at {bad.sum()} of {len(points)} points, first {points[np.argmax(bad)].tolist()}",
+            f"NaN or +∞ at {bad.sum()} of {len(points)} points, first "
+            f"{points[np.argmax(bad)].tolist()}",
             "Return −∞ where the density is zero; a failed solver is not zero density by itself.",
         )
     return values
 
 
 MIN_PARTICIPANTS = 10.0
-"""With fewer effective draws in the overlap of posterior and proposal, the estimate is not to be used."""
+"""With fewer effective draws in the overlap of posterior and proposal, the estimate is not to be
+used."""
 
 DRIFT_LEVEL = 1e-4
 """Level of the test that the chains and their halves agree, as in the score gate."""
@@ -80,11 +108,13 @@ MIN_PROPOSALS, MAX_PROPOSALS = 100, 10_000_000
 class Half(NamedTuple):
     """Half of the draws, a map fitted to the other half, and how their densities compare at both.
 
-    draws : (c, n, d). rows : which of each chain they are. weights : of these draws, None where they are equal.
+    draws : (c, n, d). rows : which of each chain they are. weights : of these draws, None where
+        they are equal.
     warp : of the proposal g, standard normals to draws of g.
-    standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard normal.
-    log_ratio : (cn + m,) log q − log g there. image : (cn + m,) the same at the mirror images −z in these coordinates;
-        None where they were not asked for.
+    standard : (cn + m, d) the draws, then m draws of g, in the coordinates in which g is standard
+        normal.
+    log_ratio : (cn + m,) log q − log g there. image : (cn + m,) the same at the mirror images −z in
+        these coordinates; None where they were not asked for.
     ess : median effective sample size of the draws over the coordinates, at least one.
     """
 
@@ -112,12 +142,13 @@ class Half(NamedTuple):
 
 
 class BridgeOverlap(NamedTuple):
-    """log q − log g − log Z, q/Z the posterior and g the density fitted to the other half, for each half of the draws.
+    """log q − log g − log Z, q/Z the posterior and g the density fitted to the other half, for each
+    half of the draws.
 
     Where both densities are alike it is near zero, at the draws as at the proposals.
 
-    at_draws : two of (m,) at the draws of each half, weighted draws as often as their weight says. at_proposals : two
-        of (m,) at the draws of g.
+    at_draws : two of (m,) at the draws of each half, weighted draws as often as their weight says.
+        at_proposals : two of (m,) at the draws of g.
     """
 
     at_draws: tuple[Float[np.ndarray, " _"], ...]
@@ -128,7 +159,10 @@ def half_overlap(halves: list[Half], log_z: float) -> BridgeOverlap:
     """Return how posterior and fitted density overlap in each half, given log Z."""
     parts = [half.split(half.log_ratio[:, None]) for half in halves]
     return BridgeOverlap(
-        tuple(_equal(drawn, half.weights)[:, 0] - log_z for (drawn, _), half in zip(parts, halves, strict=True)),
+        tuple(
+            _equal(drawn, half.weights)[:, 0] - log_z
+            for (drawn, _), half in zip(parts, halves, strict=True)
+        ),
         tuple(proposed[:, 0] - log_z for _, proposed in parts),
     )
 
@@ -162,49 +196,63 @@ def bridge_sampling(
     symmetric: bool = True,
     num_proposals: int | None = None,
 ) -> EvidenceEstimate:
-    """Estimate log Z = log ∫q with the optimal bridge between posterior draws and a normal fitted to other draws.
+    """Estimate log Z = log ∫q with the optimal bridge between posterior draws and a normal fitted
+    to other draws.
 
-    Z = E_g[q h]/E_p[g h] with h = 1/(s₁q + s₂Zg), p = q/Z the posterior and g the proposal. The first half of each
-    chain fits the proposal and the second half is bridged; then the halves are exchanged and both results averaged.
-    The shares s are those of the effective sample sizes, and the error includes autocorrelation.
+    Z = E_g[q h]/E_p[g h] with h = 1/(s₁q + s₂Zg), p = q/Z the posterior and g the proposal. The
+    first half of each chain fits the proposal and the second half is bridged; then the halves are
+    exchanged and both results averaged. The shares s are those of the effective sample sizes, and
+    the error includes autocorrelation.
 
     Parameters
     ----------
     draws : (c, n, d) posterior draws on the unconstrained space.
-    logdensity_fn : (d,) → log q, log-Jacobian included. Constants that it leaves out are left out of the evidence.
+    logdensity_fn : (d,) → log q, log-Jacobian included. Constants that it leaves out are left out
+        of the evidence.
     names : d labels for error messages.
-    symmetric : bridge to the density averaged over x and its mirror image 2μ − x, which has no skewness (warp-III);
-        twice the evaluations. Otherwise the density itself.
+    symmetric : bridge to the density averaged over x and its mirror image 2μ − x, which has no
+        skewness (warp-III); twice the evaluations. Otherwise the density itself.
     num_proposals : for each half; by default as many as draws in it.
 
     Returns
     -------
-    EvidenceEstimate : status ``plain``; ``too_few_draws`` (NaN) with fewer than d + 2 distinct states or four draws of
-        a chain in a half; ``not_converged`` where proposal and posterior hardly overlap or the halves disagree.
+    EvidenceEstimate : status ``plain``; ``too_few_draws`` (NaN) with fewer than d + 2 distinct
+        states or four draws of a chain in a half; ``not_converged`` where proposal and posterior
+        hardly overlap or the halves disagree.
 
     Raises
     ------
-    ValueError : the density is not finite at a draw, NaN at a proposal, or a coordinate is constant.
+    ValueError : the density is not finite at a draw, NaN at a proposal, or a coordinate is
+        constant.
 
-    Source: Meng and Wong (1996, Statistica Sinica 6), Meng and Schilling (2002, doi:10.1198/106186002457) for the
-    warp, Frühwirth-Schnatter (2004, doi:10.1111/j.1368-423X.2004.00125.x) for the error, Gronau et al. (2017,
+    Source: Meng and Wong (1996, Statistica Sinica 6), Meng and Schilling (2002,
+    doi:10.1198/106186002457) for the warp, Frühwirth-Schnatter (2004,
+    doi:10.1111/j.1368-423X.2004.00125.x) for the error, Gronau et al. (2017,
     doi:10.1016/j.jmp.2017.09.005) for the whole.
     """
     points, labels = check_draws(WHERE, draws, names)
     check_key(WHERE, key)
-    check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
-    check_count(WHERE, "num_proposals", num_proposals, "Leave it out.", most=MAX_PROPOSALS, optional=True)
+    check_function(
+        WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,)."
+    )
+    check_count(
+        WHERE, "num_proposals", num_proposals, "Leave it out.", most=MAX_PROPOSALS, optional=True
+    )
     check_flags(WHERE, symmetric=symmetric)
     if too_few(points):
         return no_bridge(points)
     density = checked_density(WHERE, logdensity_fn, points.shape[-1])
-    halves = evaluate_halves(density, points, labels, key, symmetric=symmetric, num_proposals=num_proposals)
+    halves = evaluate_halves(
+        density, points, labels, key, symmetric=symmetric, num_proposals=num_proposals
+    )
     return refuse_drift(plain_bridge(halves, symmetric=symmetric), points, labels)
 
 
 def no_bridge(points: Float[np.ndarray, "c n d"]) -> EvidenceEstimate:
     """Return that there are too few draws."""
-    return EvidenceEstimate("bridge", np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size})
+    return EvidenceEstimate(
+        "bridge", np.nan, np.nan, Status.TOO_FEW_DRAWS, {"num_draws": points[..., 0].size}
+    )
 
 
 def evaluate_halves(
@@ -219,11 +267,13 @@ def evaluate_halves(
     known: Float[np.ndarray, "c n"] | None = None,
     weights: Weights | None = None,
 ) -> list[Half]:
-    """Fit a proposal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for the other half.
+    """Fit a proposal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for
+    the other half.
 
-    bent : fit a `Warp`; otherwise a normal. num_proposals : for each half; by default as many as draws in it.
-    known : log q at all the draws, where it has been computed before. weights : of the draws; a proposal is fitted to
-        draws that are repeated as often as their weights say.
+    bent : fit a `Warp`; otherwise a normal. num_proposals : for each half; by default as many as
+        draws in it.
+    known : log q at all the draws, where it has been computed before. weights : of the draws; a
+        proposal is fitted to draws that are repeated as often as their weights say.
     """
     d = points.shape[-1]
     # A density fitted to the draws that it is bridged to lies too near to them, and the bridge
@@ -232,7 +282,11 @@ def evaluate_halves(
     found = []
     for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
         fitted = _equal(fit.draws, fit.weights)
-        warp = fit_warp(WHERE, fitted, names, fit.ess) if bent else as_warp(fit_normal(WHERE, fitted, names))
+        warp = (
+            fit_warp(WHERE, fitted, names, fit.ess)
+            if bent
+            else as_warp(fit_normal(WHERE, fitted, names))
+        )
         number = num_proposals or use.draws.size // d
         at_draws = None if known is None else known[:, use.rows].reshape(-1)
         found.append(_evaluate(density, use, warp, k, number, at_draws, symmetric=symmetric))
@@ -246,13 +300,15 @@ def refit_halves(
     key: jax.Array,
     num_proposals: int,
 ) -> list[Half]:
-    """Fit the map of each half again, to the draws that it was fitted to and to its first proposals, and bridge anew.
+    """Fit the map of each half again, to the draws that it was fitted to and to its first
+    proposals, and bridge anew.
 
-    Proposals and draws are weighted to the posterior as draws of their mixture (`_pooled`), so that many proposals
-    count for as many more draws. None of them is among the draws that the map is then bridged to, nor among the new
-    proposals.
+    Proposals and draws are weighted to the posterior as draws of their mixture (`_pooled`), so that
+    many proposals count for as many more draws. None of them is among the draws that the map is
+    then bridged to, nor among the new proposals.
 
-    halves : of bent maps, with mirror images, which are proposals as well. num_proposals : new ones, for each half.
+    halves : of bent maps, with mirror images, which are proposals as well. num_proposals : new
+        ones, for each half.
     """
     found = []
     for half, fit, k in zip(halves, halves[::-1], jax.random.split(key), strict=True):
@@ -260,15 +316,19 @@ def refit_halves(
         at_draws, _ = half.split(half.log_ratio + half.warp.log_density(half.standard))
         use = _Part(half.draws, half.rows, half.weights, half.ess)
         warp = fit_warp(WHERE, pool, names, ess)
-        found.append(_evaluate(density, use, warp, k, num_proposals, at_draws.reshape(-1), symmetric=False))
+        found.append(
+            _evaluate(density, use, warp, k, num_proposals, at_draws.reshape(-1), symmetric=False)
+        )
     return found
 
 
 def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
-    """Return points for the posterior, of the draws of `fit` and the proposals of `half`, and their effective number.
+    """Return points for the posterior, of the draws of `fit` and the proposals of `half`, and their
+    effective number.
 
-    The map of `half` was fitted to the draws of `fit`. As a draw of the mixture of ess draws of p and m of g, a point
-    has the weight p/(ess·p + m·g): at most that of a draw, wherever g is too small.
+    The map of `half` was fitted to the draws of `fit`. As a draw of the mixture of ess draws of p
+    and m of g, a point has the weight p/(ess·p + m·g): at most that of a draw, wherever g is too
+    small.
     """
     assert half.image is not None
     z, d = half.warp.standardise(fit.draws.reshape(-1, fit.draws.shape[-1])), fit.draws.shape[-1]
@@ -280,7 +340,9 @@ def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
     if not np.isfinite(log_z):
         return _equal(fit.draws, fit.weights), fit.ess
     shift = np.log(fit.ess / len(proposed)) - log_z
-    each = fit.ess / drawn.size * (np.ones(drawn.shape) if fit.weights is None else fit.weights.values)
+    each = (
+        fit.ess / drawn.size * (np.ones(drawn.shape) if fit.weights is None else fit.weights.values)
+    )
     of_draws, of_proposals = (each * expit(drawn + shift)).reshape(-1), expit(proposed + shift)
     weights = np.concatenate([of_draws, of_proposals])
     # Draws that are autocorrelated count for fewer.
@@ -303,7 +365,8 @@ def _evaluate(
     *,
     symmetric: bool,
 ) -> Half:
-    """Return half of the draws beside a map fitted to others. at_draws : log q at the draws, where it is known."""
+    """Return half of the draws beside a map fitted to others. at_draws : log q at the draws, where
+    it is known."""
     d = use.draws.shape[-1]
     drawn = use.draws.reshape(-1, d)
     proposed = np.asarray(jax.random.normal(key, (num_proposals, d), float))
@@ -320,7 +383,8 @@ def _evaluate(
 
 
 class _Part(NamedTuple):
-    """Half of the draws (c, n, d): which of each chain they are, their weights, and how many they are worth."""
+    """Half of the draws (c, n, d): which of each chain they are, their weights, and how many they
+    are worth."""
 
     draws: Float[np.ndarray, "c n d"]
     rows: slice
@@ -336,8 +400,8 @@ def _part(points: Float[np.ndarray, "c n d"], weights: Weights | None, rows: sli
 def half_rows(num_draws: int, weights: Weights | None) -> tuple[slice, slice]:
     """Return the earlier and the later half of a chain.
 
-    Of a nested-sampling run, whose order is that of the likelihood, these are every second draw and the others, each a
-    run of half as many live points.
+    Of a nested-sampling run, whose order is that of the likelihood, these are every second draw and
+    the others, each a run of half as many live points.
     """
     if weights is not None and weights.num_live is not None:
         return slice(0, None, 2), slice(1, None, 2)
@@ -351,10 +415,13 @@ def _equal(rows: Float[np.ndarray, "c n k"], weights: Weights | None) -> Float[n
 
 
 def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
-    """Return the average of the bridges of both halves, to the symmetrised density or to the density itself."""
+    """Return the average of the bridges of both halves, to the symmetrised density or to the
+    density itself."""
     name = "warp-III" if symmetric else "fitted"
     found = combine([_solve(half, symmetric) for half in halves], halves)
-    return found._replace(method=f"bridge ({name})", info=found.info | overlap_khats(halves, symmetric=symmetric))
+    return found._replace(
+        method=f"bridge ({name})", info=found.info | overlap_khats(halves, symmetric=symmetric)
+    )
 
 
 def controlled_bridge(
@@ -362,8 +429,9 @@ def controlled_bridge(
 ) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, both means of each with control variates.
 
-    Z = E_g[q h]/E_p[g h] holds for every h. With h of the plain bridge, fixed, these are two expectations of bounded
-    functions, that over the posterior with `method` and that over standard normals with polynomials (`normal_mean`).
+    Z = E_g[q h]/E_p[g h] holds for every h. With h of the plain bridge, fixed, these are two
+    expectations of bounded functions, that over the posterior with `method` and that over standard
+    normals with polynomials (`normal_mean`).
 
     Parameters
     ----------
@@ -371,9 +439,14 @@ def controlled_bridge(
     """
     # The plain root serves as Z₀ of docs/mathematics.md section 3, "From the posterior alone": the
     # identity holds for every Z₀, so that its error enters to second order only.
-    found = [_control(half, _solve(half, symmetric=False), scores[:, half.rows], method) for half in halves]
+    found = [
+        _control(half, _solve(half, symmetric=False), scores[:, half.rows], method)
+        for half in halves
+    ]
     both = combine(found, halves)
-    return both._replace(method="bridge (controlled)", info=both.info | overlap_khats(halves, symmetric=False))
+    return both._replace(
+        method="bridge (controlled)", info=both.info | overlap_khats(halves, symmetric=False)
+    )
 
 
 def _solve(half: Half, symmetric: bool) -> Bridge:
@@ -381,7 +454,9 @@ def _solve(half: Half, symmetric: bool) -> Bridge:
     return solve_bridge(*half.split(ratio), half.ess, half.weights)
 
 
-def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], method: AbstractControlVariate) -> Bridge:
+def _control(
+    half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], method: AbstractControlVariate
+) -> Bridge:
     """Return a bridge with its two means controlled; as it is, if one of them is not positive."""
     if not np.isfinite(bridge.value):
         return bridge
@@ -390,8 +465,8 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
     z, g = half.split(half.standard)
     trace = make_trace(z, pulled_scores(half, scores))._replace(weights=half.weights)
     found = estimate_expectations(Sample.of(trace, ("term",), drawn[..., None]), method, Options())
-    # Not by `method`: its error allows for autocorrelation and for tails that chains have not visited,
-    # so that of independent proposals it refused gains in variance of a third.
+    # Not by `method`: its error allows for autocorrelation and for tails that chains have not
+    # visited, so that of independent proposals it refused gains in variance of a third.
     over_proposals = normal_mean(g, proposed)
     means = np.array([float(found.mean[0]), over_proposals.value])
     # f₁ and f₂ are positive, but a controlled mean need not be where the densities hardly overlap,
@@ -410,17 +485,19 @@ def _control(half: Half, bridge: Bridge, scores: Float[np.ndarray, "c n d"], met
 
 
 MOST_POLYNOMIALS, PROPOSALS_PER_POLYNOMIAL, NUM_FOLDS = 1_000, 20, 4
-"""Polynomials of the mean over the proposals, at most, half of it above degree two: 1,000 of 20,000 proposals take two
-seconds, which 819 of degree two are worth (hierarchical model, a third of the error) and 1,000 of degree four were not
-(eight schools, a twentieth)."""
+"""Polynomials of the mean over the proposals, at most, half of it above degree two: 1,000 of 20,000
+proposals take two seconds, which 819 of degree two are worth (hierarchical model, a third of the
+error) and 1,000 of degree four were not (eight schools, a twentieth)."""
 
 MOST_DEGREES = 3
-"""Largest degree of them. Higher ones leave residuals that are large only where no proposal lies: of four ratios of one
-and two coordinates mean z² was at most 1.7 at degree three, 27 at four with 600 proposals, and 2 to 2,000 at twelve."""
+"""Largest degree of them. Higher ones leave residuals that are large only where no proposal lies:
+of four ratios of one and two coordinates mean z² was at most 1.7 at degree three, 27 at four with
+600 proposals, and 2 to 2,000 at twelve."""
 
 
 class NormalMean(NamedTuple):
-    """Mean of a function of standard normals, its standard error, and the control variate that it has."""
+    """Mean of a function of standard normals, its standard error, and the control variate that it
+    has."""
 
     value: float
     mcse: float
@@ -428,14 +505,19 @@ class NormalMean(NamedTuple):
 
 
 def normal_mean(standard: Float[np.ndarray, "m d"], values: Float[np.ndarray, " m"]) -> NormalMean:
-    """Return the mean of a function of independent standard normals, controlled by Hermite polynomials in them.
+    """Return the mean of a function of independent standard normals, controlled by Hermite
+    polynomials in them.
 
-    These have the mean zero. Coefficients are of least squares on the other folds, so that the mean of what is left is
-    unbiased; the degree is the one that leaves least, a higher one by `NEED`.
+    These have the mean zero. Coefficients are of least squares on the other folds, so that the mean
+    of what is left is unbiased; the degree is the one that leaves least, a higher one by `NEED`.
     """
     m, d = standard.shape
     sizes = [num_polynomial_features(d, k) * (1 if k <= 2 else 2) for k in range(MOST_DEGREES + 1)]
-    degree = max(k for k, size in enumerate(sizes) if size <= min(MOST_POLYNOMIALS, m // PROPOSALS_PER_POLYNOMIAL))
+    degree = max(
+        k
+        for k, size in enumerate(sizes)
+        if size <= min(MOST_POLYNOMIALS, m // PROPOSALS_PER_POLYNOMIAL)
+    )
     best, control = values - values.mean(), PlainMean().label
     least, found = float(best @ best), values
     if degree == 0 or not least > 0:
@@ -462,8 +544,11 @@ def normal_mean(standard: Float[np.ndarray, "m d"], values: Float[np.ndarray, " 
     return NormalMean(float(found.mean()), float(np.sqrt(least) / m), control)
 
 
-def _hermite(z: Float[np.ndarray, "m d"], exponents: Int[np.ndarray, "q d"]) -> Float[np.ndarray, "m q"]:
-    """Return products of Hermite polynomials, orthonormal under the standard normal, one a row of exponents."""
+def _hermite(
+    z: Float[np.ndarray, "m d"], exponents: Int[np.ndarray, "q d"]
+) -> Float[np.ndarray, "m q"]:
+    """Return products of Hermite polynomials, orthonormal under the standard normal, one a row of
+    exponents."""
     table = [np.ones_like(z), z]
     for k in range(1, int(exponents.max())):
         table.append((z * table[k] - np.sqrt(k) * table[k - 1]) / np.sqrt(k + 1.0))
@@ -475,7 +560,8 @@ def _hermite(z: Float[np.ndarray, "m d"], exponents: Int[np.ndarray, "q d"]) -> 
 
 
 def pulled_scores(half: Half, scores: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
-    """Return the scores of the posterior at the draws of a half in the coordinates in which g is standard normal."""
+    """Return the scores of the posterior at the draws of a half in the coordinates in which g is
+    standard normal."""
     z, _ = half.split(half.standard)
     d = z.shape[-1]
     return half.warp.pull(z.reshape(-1, d), scores.reshape(-1, d)).reshape(z.shape)
@@ -498,18 +584,22 @@ def refuse_drift(
     apart = disagreeing(points, DRIFT_LEVEL)
     if not apart.any():
         return estimate
-    reason = f"the chains, or their halves, disagree on {', '.join(names[i] for i in np.flatnonzero(apart))}"
+    reason = (
+        "the chains, or their halves, disagree on "
+        f"{', '.join(names[i] for i in np.flatnonzero(apart))}"
+    )
     return estimate._replace(status=Status.NOT_CONVERGED, info=estimate.info | {"reason": reason})
 
 
 def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     """Average the two halves.
 
-    They share no draw and no proposal, yet near a posterior that the fitted family contains their errors are not
-    independent: to first order in the error of the fit, half A fitted and half B bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄
-    the errors of the likelihood equations of the fit, for a normal its moments, and so do B fitted and A bridged. Its
-    variance, s₁²·p/(ess_a·ess_b) with p fitted parameters, is the covariance, which is at most the product of the
-    errors. Quadratic control variates remove what the moments err by. Others leave a part that is not known, so that
+    They share no draw and no proposal, yet near a posterior that the fitted family contains their
+    errors are not independent: to first order in the error of the fit, half A fitted and half B
+    bridged err by s₁·T̄ₐᵀ(Var T)⁻¹T̄_b, T̄ the errors of the likelihood equations of the fit, for a
+    normal its moments, and so do B fitted and A bridged. Its variance, s₁²·p/(ess_a·ess_b) with p
+    fitted parameters, is the covariance, which is at most the product of the errors. Quadratic
+    control variates remove what the moments err by. Others leave a part that is not known, so that
     the bound stands for all.
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
@@ -517,7 +607,9 @@ def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     # For one direction alone mean z² is up to 2.5 at an autocorrelation of 0.97; for the average,
     # whose error counts the covariance, it is at most 1.5 (docs/results, bridge_errors).
     num_fitted = float(np.mean([half.warp.num_fitted for half in halves]))
-    covariance = min(a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error)
+    covariance = min(
+        a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error
+    )
     variance = (errors**2).sum() / 4 + covariance / 2
     fewest = min(b.participants for b in found)
     info: dict[str, Any] = {
@@ -536,11 +628,15 @@ def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     return EvidenceEstimate("bridge", float(values.mean()), float(np.sqrt(variance)), status, info)
 
 
-def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tuple[np.ndarray, tuple[str, ...]]:
+def check_draws(
+    where: str, draws: object, names: tuple[str, ...] | None
+) -> tuple[np.ndarray, tuple[str, ...]]:
     """Return finite draws (c, n, d) and their labels."""
     points = as_float64(where, "draws", draws, "chain, draw, d")
     if 0 in points.shape:
-        raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
+        raise InputError(
+            where, "at least one chain, draw and parameter", points.shape, "Sample first."
+        )
     bad = ~np.isfinite(points).all(axis=-1)
     if bad.any():
         raise InputError(where, "finite draws", f"{bad.sum()} with NaN or infinity", "Remove them.")
@@ -548,14 +644,17 @@ def check_draws(where: str, draws: object, names: tuple[str, ...] | None) -> tup
 
 
 def too_few(points: Float[np.ndarray, "c n d"], weights: Weights | None = None) -> bool:
-    """Return whether a half has fewer than four draws of a chain or d + 2 distinct states, or weights worth fewer."""
+    """Return whether a half has fewer than four draws of a chain or d + 2 distinct states, or
+    weights worth fewer."""
     n, d = points.shape[1:]
     if n < LEAST_DRAWS:
         return True
     for rows in half_rows(n, weights):
         own = None if weights is None else weights.select(rows)
         # d + 1 states span a covariance of full rank at best; one more leaves something to bridge.
-        if len(np.unique(_equal(points[:, rows], own), axis=0)) < d + 2 or (own is not None and own.ess < d + 2):
+        if len(np.unique(_equal(points[:, rows], own), axis=0)) < d + 2 or (
+            own is not None and own.ess < d + 2
+        ):
             return True
     return False
 
@@ -573,7 +672,8 @@ def check_inside(values: Float[np.ndarray, " n"]) -> None:
 
 
 def median_ess(draws: Float[np.ndarray, "c n d"], weights: Weights | None = None) -> float:
-    """Return the median over coordinates of the effective sample size, between one and Kish's of the weights."""
+    """Return the median over coordinates of the effective sample size, between one and Kish's of
+    the weights."""
     if weights is None:
         # At least one: the logarithm of the size is the shift between both sides of the bridge.
         return float(max(np.median(effective_size(draws, draws.std(axis=(0, 1), ddof=1))), 1.0))
@@ -584,11 +684,12 @@ def median_ess(draws: Float[np.ndarray, "c n d"], weights: Weights | None = None
 def overlap_khats(halves: list[Half], *, symmetric: bool) -> dict[str, float]:
     """Return the Pareto k̂ of both sides of a bridge, the larger of the two halves.
 
-    ``khat_proposals`` is that of q/g at the proposals, the weights of importance sampling without any draws, and
-    ``khat_draws`` that of g/q at the draws, the terms of the reciprocal estimate without any proposals. Above 0.7 that
-    estimate would fail, as where the posterior, or the fitted density, has the longer tail. A bridge can still be good:
-    its terms are bounded, and each side covers the tails of the other. Where both are above, neither does. Vehtari et
-    al. (2024, Journal of Machine Learning Research 25, 72).
+    ``khat_proposals`` is that of q/g at the proposals, the weights of importance sampling without
+    any draws, and ``khat_draws`` that of g/q at the draws, the terms of the reciprocal estimate
+    without any proposals. Above 0.7 that estimate would fail, as where the posterior, or the fitted
+    density, has the longer tail. A bridge can still be good: its terms are bounded, and each side
+    covers the tails of the other. Where both are above, neither does. Vehtari et al. (2024, Journal
+    of Machine Learning Research 25, 72).
     """
     found: dict[str, list[float]] = {"khat_proposals": [], "khat_draws": []}
     for half in halves:
@@ -602,11 +703,16 @@ def overlap_khats(halves: list[Half], *, symmetric: bool) -> dict[str, float]:
     return {side: max(values) for side, values in found.items()}
 
 
-def _terms(at_draws: np.ndarray, at_proposals: np.ndarray, ess: float, log_z: float) -> tuple[np.ndarray, np.ndarray]:
-    """Return f₁ = p/(s₁p + s₂g) at the proposals and f₂ = g/(s₁p + s₂g) at the draws; see `solve_bridge`."""
+def _terms(
+    at_draws: np.ndarray, at_proposals: np.ndarray, ess: float, log_z: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return f₁ = p/(s₁p + s₂g) at the proposals and f₂ = g/(s₁p + s₂g) at the draws; see
+    `solve_bridge`."""
     # As logistic functions of the log ratio neither term overflows: f₁ ≤ 1/s₁ and f₂ ≤ 1/s₂.
     share, shift = ess / (ess + len(at_proposals)), np.log(ess / len(at_proposals))
-    return expit(at_proposals + shift - log_z) / share, expit(log_z - shift - at_draws) / (1.0 - share)
+    return expit(at_proposals + shift - log_z) / share, expit(log_z - shift - at_draws) / (
+        1.0 - share
+    )
 
 
 def solve_bridge(
@@ -617,9 +723,10 @@ def solve_bridge(
 ) -> Bridge:
     """Solve Meng and Wong's fixed point for log Z, and its relative error.
 
-    E_g[f₁] = E_p[f₂] with f₁ = p/(s₁p + s₂g), f₂ = g/(s₁p + s₂g), s₁ : s₂ = ess : m. The left side falls and the right
-    one grows with Z, so the root is found by bracketing. Var log Z ≈ Var f₁/(m E²f₁) + mcse²(f₂)/E²f₂. The identity
-    holds for every s₁ and every Z in f₁ and f₂, so that neither adds to the error.
+    E_g[f₁] = E_p[f₂] with f₁ = p/(s₁p + s₂g), f₂ = g/(s₁p + s₂g), s₁ : s₂ = ess : m. The left side
+    falls and the right one grows with Z, so the root is found by bracketing. Var log Z ≈ Var f₁/(m
+    E²f₁) + mcse²(f₂)/E²f₂. The identity holds for every s₁ and every Z in f₁ and f₂, so that
+    neither adds to the error.
 
     Parameters
     ----------
@@ -654,7 +761,14 @@ def solve_bridge(
     # Kish's number takes draws for independent; those of a chain count for ess in place of their
     # number.
     participants = min(_kish(proposed), _kish(shares * drawn) * min(ess / _kish(shares), 1.0))
-    return Bridge(float(value), float(np.hypot(proposed_error, drawn_error)), drawn_error, share, participants, ess)
+    return Bridge(
+        float(value),
+        float(np.hypot(proposed_error, drawn_error)),
+        drawn_error,
+        share,
+        participants,
+        ess,
+    )
 
 
 def _mean(series: Float[np.ndarray, "c n"], weights: Weights | None) -> float:

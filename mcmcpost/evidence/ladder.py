@@ -1,4 +1,5 @@
-"""A ladder of power posteriors p(x|y, t) ∝ p(y|x)^t p(x): its record, its temperatures, its stored values."""
+"""A ladder of power posteriors p(x|y, t) ∝ p(y|x)^t p(x): its record, its temperatures, its stored
+values."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -8,7 +9,15 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost.core.arguments import HUGE, as_float64, as_labels, as_real, check_count, check_number, check_size
+from mcmcpost.core.arguments import (
+    HUGE,
+    as_float64,
+    as_labels,
+    as_real,
+    check_count,
+    check_number,
+    check_size,
+)
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.evidence.warp import Normal
 from mcmcpost.trace import Trace, make_trace
@@ -17,10 +26,12 @@ from mcmcpost.trace import Trace, make_trace
 class LadderStats(NamedTuple):
     """Statistics of the sampler. The prior rung is drawn iid: it has no steps and always accepts.
 
-    acceptance_rate, num_steps, diverging : (c, n, t) of every trajectory; a step costs one gradient.
+    acceptance_rate, num_steps, diverging : (c, n, t) of every trajectory; a step costs one
+        gradient.
     step_size : (c, t) after warm-up, NaN at the prior.
     swap_rate : (c, t) accepted fraction of the swaps proposed with the next rung; NaN without any.
-    round_trips : how often a state went from the first rung to the last and back, added up over the chains.
+    round_trips : how often a state went from the first rung to the last and back, added up over the
+        chains.
     gradient_evaluations : gradients that the chains of all rungs needed, warm-up included.
     lockstep_evaluations : gradients computed: every chain waits for the longest trajectory.
     """
@@ -40,7 +51,8 @@ class EvidenceEstimate(NamedTuple):
 
     method : as reported, for example ``bridge (warp-III)``.
     value, mcse : log evidence and its standard error; NaN where undefined.
-    status : ``controlled`` or ``plain`` for a good estimate; ``not_converged``, ``too_few_draws``, ``undefined``.
+    status : ``controlled`` or ``plain`` for a good estimate; ``not_converged``, ``too_few_draws``,
+        ``undefined``.
     info : JSON-able facts.
     """
 
@@ -56,7 +68,8 @@ class EvidenceEstimate(NamedTuple):
         return float(np.hypot(self.mcse, self.info.get("discretisation_error", 0.0)))
 
     def with_rounding(self, log_densities: Float[np.ndarray, "..."]) -> "EvidenceEstimate":
-        """Return the estimate with the rounding of the log densities, which all draws share, in its error."""
+        """Return the estimate with the rounding of the log densities, which all draws share, in its
+        error."""
         # With a constant of 1e6 in log q every difference is known to 1e-10 only, alike at all
         # draws: no jackknife sees it.
         rounding = float(np.finfo(float).eps * np.abs(log_densities).max())
@@ -84,17 +97,21 @@ class TemperedTarget(NamedTuple):
 
 
 PATH_POWER = 5.0
-"""A path from the prior is steep near it: quadrature, rungs and plots use s = t^(1/5), in which it is smooth."""
+"""A path from the prior is steep near it: quadrature, rungs and plots use s = t^(1/5), in which it
+is smooth."""
 
 REFERENCE_POWER = 2.0
-"""From a reference it is steep only where a tail of the reference is heavier than the posterior's."""
+"""From a reference it is steep only where a tail of the reference is heavier than the
+posterior's."""
 
 
 class Exchange(NamedTuple):
     """What replica exchange did.
 
-    swap_rate : (t−1,) accepted fraction of the swaps of neighbouring rungs, over the chains; NaN without any.
-    round_trips : how often a state went from the first rung to the last and back, added up over the chains.
+    swap_rate : (t−1,) accepted fraction of the swaps of neighbouring rungs, over the chains; NaN
+        without any.
+    round_trips : how often a state went from the first rung to the last and back, added up over the
+        chains.
     """
 
     swap_rate: Float[np.ndarray, " _"]
@@ -102,12 +119,15 @@ class Exchange(NamedTuple):
 
 
 class Ladder(NamedTuple):
-    """Draws of t power posteriors with the gradients of log likelihood and log prior apart, on the unconstrained space.
+    """Draws of t power posteriors with the gradients of log likelihood and log prior apart, on the
+    unconstrained space.
 
-    One pass over the draws gives the score at *any* inverse temperature: s_t = t∇ℓ + ∇log p (docs/mathematics.md
-    section 3). From a reference q, a fitted normal, ℓ = log p(y|x) + log p(x) − log q(x), and q stands for the prior.
+    One pass over the draws gives the score at *any* inverse temperature: s_t = t∇ℓ + ∇log p
+    (docs/mathematics.md section 3). From a reference q, a fitted normal, ℓ = log p(y|x) + log p(x)
+    − log q(x), and q stands for the prior.
 
-    temperatures : (t,) inverse temperatures, increasing; 0 is the prior or the reference, and 1 the posterior.
+    temperatures : (t,) inverse temperatures, increasing; 0 is the prior or the reference, and 1 the
+        posterior.
     draws : (c, n, t, d).
     log_likelihood : (c, n, t) ℓ = log p(y|x).
     gradient_log_likelihood, gradient_log_prior : (c, n, t, d), the latter log-Jacobian included.
@@ -168,7 +188,9 @@ def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " 
         raise InputError(where, "at least two finite inverse temperatures", values.tolist(), cure)
     if (np.diff(values) <= 0).any():
         kind = "repeated" if (np.diff(np.sort(values)) == 0).any() else "unsorted"
-        raise InputError(where, "strictly increasing inverse temperatures", f"{kind} {values.tolist()}", cure)
+        raise InputError(
+            where, "strictly increasing inverse temperatures", f"{kind} {values.tolist()}", cure
+        )
     if values[0] != 0.0 or values[-1] != 1.0:
         ends = f"{values[0]:g} to {values[-1]:g}"
         raise InputError(where, "a ladder from 0 (the prior) to 1 (the posterior)", ends, cure)
@@ -176,14 +198,19 @@ def check_temperatures(where: str, temperatures: object) -> Float[np.ndarray, " 
 
 
 def _levels(where: str, temperatures: object) -> Float[np.ndarray, " t"]:
-    return as_float64(where, "temperatures", np.atleast_1d(as_real(where, "temperatures", temperatures)), "t")
+    return as_float64(
+        where, "temperatures", np.atleast_1d(as_real(where, "temperatures", temperatures)), "t"
+    )
 
 
 def new_temperatures(where: str, ladder: Ladder, temperatures: object) -> Float[np.ndarray, " t"]:
-    """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the ladder."""
+    """Return new temperatures in order, refusing those outside (0, 1), repeated, or in the
+    ladder."""
     levels = np.sort(_levels(where, temperatures))
     if not len(levels) or not ((levels > 0) & (levels < 1)).all():
-        raise InputError(where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs.")
+        raise InputError(
+            where, "new temperatures inside (0, 1)", levels.tolist(), "Both ends are rungs."
+        )
     known = np.intersect1d(levels, ladder.temperatures)
     if len(known) or (np.diff(levels) == 0).any():
         raise InputError(
@@ -206,10 +233,11 @@ def make_ladder(
     reference: Normal | None = None,
     exchange: Exchange | None = None,
 ) -> Ladder:
-    """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged later.
+    """Return a `Ladder` after checking shapes; values that are not finite stay, rungs are judged
+    later.
 
-    A log likelihood below −1e75 becomes −∞, which it is to rounding at every temperature but zero: prior draws may be
-    anywhere. A rung without any other value is refused.
+    A log likelihood below −1e75 becomes −∞, which it is to rounding at every temperature but zero:
+    prior draws may be anywhere. A rung without any other value is refused.
     """
     where = "Ladder"
     levels = check_temperatures(where, temperatures)
@@ -224,7 +252,10 @@ def make_ladder(
     ]
     if 0 in points.shape or points.shape[2] != len(levels):
         raise InputError(
-            where, f"draws (chain, draw, {len(levels)}, d)", points.shape, "One rung for each temperature."
+            where,
+            f"draws (chain, draw, {len(levels)}, d)",
+            points.shape,
+            "One rung for each temperature.",
         )
     check_size(where, "draws", points)
     for name, array, shape in (
@@ -233,7 +264,9 @@ def make_ladder(
         ("gradient_log_prior", slopes[1], points.shape),
     ):
         if array.shape != shape:
-            raise InputError(where, f"`{name}` of shape {shape}", array.shape, "One value for each draw.")
+            raise InputError(
+                where, f"`{name}` of shape {shape}", array.shape, "One value for each draw."
+            )
     # Prior draws may have a log likelihood of −1e80, whose fourth power, in the participants of an
     # error, overflows.
     low = values < -HUGE
@@ -241,7 +274,12 @@ def make_ladder(
     if impossible.any():
         at = ", ".join(f"{level:g}" for level in levels[impossible])
         cure = "Are the likelihood and the draws those of one model?"
-        raise InputError(where, f"`log_likelihood` above {-HUGE:g} at some draw of every rung", f"none at {at}", cure)
+        raise InputError(
+            where,
+            f"`log_likelihood` above {-HUGE:g} at some draw of every rung",
+            f"none at {at}",
+            cure,
+        )
     values = np.where(low, -np.inf, values)
     check_size(where, "log_likelihood", values)
     labels = as_labels(where, names, points.shape[-1])
@@ -249,7 +287,8 @@ def make_ladder(
 
 
 def power_ladder(size: int, power: float | int = 5) -> Float[np.ndarray, " t"]:
-    """Return t_i = ((i−1)/(size−1))^power, i = 1..size: rungs crowd near the prior, where the path is steep.
+    """Return t_i = ((i−1)/(size−1))^power, i = 1..size: rungs crowd near the prior, where the path
+    is steep.
 
     Friel and Pettitt (2008, doi:10.1111/j.1467-9868.2007.00650.x) with power 5.
     """
@@ -270,14 +309,17 @@ def geometric_ladder(size: int, smallest: float = 1e-4) -> Float[np.ndarray, " t
 
 
 FLOOR = 0.05
-"""Least share of a pilot interval, relative to equal shares: noise can hide that the variance changes on it."""
+"""Least share of a pilot interval, relative to equal shares: noise can hide that the variance
+changes on it."""
 
 
 def equidistributed_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]:
-    """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from a pilot ladder.
+    """Return `size` temperatures with equal contributions to the error of the trapezoid rule, from
+    a pilot ladder.
 
-    On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so rungs are spread
-    with density |dv/dt|^(1/3). The pilot gives v at its rungs; between them its derivative is taken as constant.
+    On [a, b] the rule errs by (b − a)³|μ″|/12, and μ′ is the variance v of the log likelihood, so
+    rungs are spread with density |dv/dt|^(1/3). The pilot gives v at its rungs; between them its
+    derivative is taken as constant.
 
     Parameters
     ----------
@@ -303,7 +345,9 @@ def equidistributed_ladder(ladder: Ladder, size: int) -> Float[np.ndarray, " t"]
     cumulative = np.concatenate([[0.0], np.cumsum(share)])
     # Interpolated in t^(1/power), where the path is smooth, and by a monotone spline: a cubic one
     # could fold the ladder back.
-    level = PchipInterpolator(cumulative / cumulative[-1], ladder.temperatures ** (1 / ladder.power))
+    level = PchipInterpolator(
+        cumulative / cumulative[-1], ladder.temperatures ** (1 / ladder.power)
+    )
     temperatures = level(np.linspace(0.0, 1.0, size)) ** ladder.power
     # The interpolated ends miss 0 and 1 by rounding, and a ladder without both has no evidence.
     temperatures[[0, -1]] = 0.0, 1.0
@@ -322,18 +366,21 @@ def _variances(ladder: Ladder) -> Float[np.ndarray, " t"]:
 
 
 TOLERANCE = 1e-4
-"""Differences that are put down to another solver tolerance: of ℓ in nats, of gradients relative to their size."""
+"""Differences that are put down to another solver tolerance: of ℓ in nats, of gradients relative to
+their size."""
 
 
 class LadderWarning(UserWarning):
     """A stored ladder disagrees with its model; the values of the model are used."""
 
 
-def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray, "..."]) -> str | None:
+def likelihood_finding(
+    stored: Float[np.ndarray, "..."], model: Float[np.ndarray, "..."]
+) -> str | None:
     """Return how stored log likelihoods differ from the model's, in words; None where they agree.
 
-    An additive constant (a normalising constant left out, or counted twice) leaves every expectation as it is and
-    shifts the log evidence by its own size.
+    An additive constant (a normalising constant left out, or counted twice) leaves every
+    expectation as it is and shifts the log evidence by its own size.
     """
     both = np.isfinite(stored) & np.isfinite(model)
     lost = int((np.isfinite(stored) != np.isfinite(model)).sum())
@@ -350,14 +397,16 @@ def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray
         pass
     elif (around <= np.maximum(limit, 1e-3 * abs(offset))).all():
         finding = (
-            f"the stored log likelihood carries an additive constant of {offset:.6f}, by which its log evidence would "
-            "be off, as when a normalising constant is left out or counted twice"
+            f"the stored log likelihood carries an additive constant of {offset:.6f}, by "
+            "which its log evidence would be off, as when a normalising constant is left out "
+            "or counted twice"
         )
     else:
         share = float((np.abs(difference) > limit).mean())
         finding = (
-            f"the stored log likelihood differs from the model's at {share:.1%} of the draws, by {offset:.4g} in the "
-            f"median and up to {np.abs(difference).max():.4g}, as with another model, other data or other draws"
+            f"the stored log likelihood differs from the model's at {share:.1%} of the draws, "
+            f"by {offset:.4g} in the median and up to {np.abs(difference).max():.4g}, as with "
+            "another model, other data or other draws"
         )
     if lost:
         text = f"one of the two is not finite at {lost} draws"
@@ -365,7 +414,9 @@ def likelihood_finding(stored: Float[np.ndarray, "..."], model: Float[np.ndarray
     return finding
 
 
-def gradient_finding(name: str, stored: Float[np.ndarray, "... d"], model: Float[np.ndarray, "... d"]) -> str | None:
+def gradient_finding(
+    name: str, stored: Float[np.ndarray, "... d"], model: Float[np.ndarray, "... d"]
+) -> str | None:
     """Return how stored gradients differ from the model's, in words; None where they agree."""
     both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
     ours, theirs = model[both], stored[both]
@@ -378,12 +429,19 @@ def gradient_finding(name: str, stored: Float[np.ndarray, "... d"], model: Float
     # The regression coefficient names what went wrong: −1 a wrong sign, 1.1 a wrong scale.
     slope = float((theirs * ours).sum() / size**2)
     kind = " (the wrong sign)" if slope < 0 else ""
-    return f"the stored {name} is off by {error:.1%} of its size, {slope:.3f} times the model's on average{kind}"
+    return (
+        f"the stored {name} is off by {error:.1%} of its size, {slope:.3f} times the model's on "
+        f"average{kind}"
+    )
 
 
 def repeated_fraction(ladder: Ladder) -> Float[np.ndarray, " t"]:
-    """Return the fraction of draws of every rung that repeat another: rejected proposals, or copies."""
+    """Return the fraction of draws of every rung that repeat another: rejected proposals, or
+    copies."""
     draws = np.moveaxis(ladder.draws, 2, 0)
     return np.array(
-        [1 - len(np.unique(rung.reshape(-1, rung.shape[-1]), axis=0)) / rung[..., 0].size for rung in draws]
+        [
+            1 - len(np.unique(rung.reshape(-1, rung.shape[-1]), axis=0)) / rung[..., 0].size
+            for rung in draws
+        ]
     )

@@ -40,20 +40,38 @@ AGREEMENT = 4.0
 """Joint standard errors by which the two halves of the draws may differ."""
 
 ROUNDING = 1e-10
-"""Part of the value, or of one nat, by which they may differ beside that: an exact path has errors of rounding."""
+"""Part of the value, or of one nat, by which they may differ beside that: an exact path has errors
+of rounding."""
 
 
 def check_options(
-    ladder: Ladder, options: Options, *, path: str = "auto", degree: int | None = None, num_nodes: int | None = None
+    ladder: Ladder,
+    options: Options,
+    *,
+    path: str = "auto",
+    degree: int | None = None,
+    num_nodes: int | None = None,
 ) -> None:
     """Refuse options that `estimate_log_evidence` cannot use, before any work."""
     if not isinstance(path, str) or path not in PATHS:
-        raise InputError("log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".')
+        raise InputError(
+            "log_evidence", f"`path` to be one of {', '.join(PATHS)}", repr(path), 'Use "auto".'
+        )
     check_count(
-        "log_evidence", "degree", degree, "None lets the error choose.", least=0, most=HIGHEST_DEGREE, optional=True
+        "log_evidence",
+        "degree",
+        degree,
+        "None lets the error choose.",
+        least=0,
+        most=HIGHEST_DEGREE,
+        optional=True,
     )
-    check_count("log_evidence", "num_nodes", num_nodes, "Leave it out.", least=2, most=1_000, optional=True)
-    check_flags("log_evidence", fallback=options.fallback, allow_bad_scores=options.allow_bad_scores)
+    check_count(
+        "log_evidence", "num_nodes", num_nodes, "Leave it out.", least=2, most=1_000, optional=True
+    )
+    check_flags(
+        "log_evidence", fallback=options.fallback, allow_bad_scores=options.allow_bad_scores
+    )
     options.check(ladder.rung(0))
 
 
@@ -70,14 +88,16 @@ def estimate_log_evidence(
 ) -> Evidence:
     """Estimate log p(y) = ∫₀¹ E_t[log p(y|x)] dt from draws of the power posteriors.
 
-    Rungs that are not usable are left out and named in `complaints`. Where the score gate failed no control variate is
-    used unless the options allow it. No error is below the rounding of the log likelihood at the last rung.
+    Rungs that are not usable are left out and named in `complaints`. Where the score gate failed no
+    control variate is used unless the options allow it. No error is below the rounding of the log
+    likelihood at the last rung.
 
     Parameters
     ----------
     health, check : from `examine_rungs` and `check_ladder`.
-    method : control variate of each rung by itself; polynomials chosen by their honest error by default, a kernel too
-        where the rungs are what is reported. `VectorValued` fits all rungs jointly.
+    method : control variate of each rung by itself; polynomials chosen by their honest error by
+        default, a kernel too where the rungs are what is reported. `VectorValued` fits all rungs
+        jointly.
     options : of the rungs.
     path : ``"auto"``, ``"pooled"`` or ``"rungs"``.
     degree, num_nodes : of the pooled path, see `pooled_path`.
@@ -90,7 +110,9 @@ def estimate_log_evidence(
         # Of the whole ladder: where the prior rung is left out as unusable, the share of possible
         # prior draws is known all the same.
         prior = ladder.log_likelihood[:, :, 0] if ladder.temperatures[0] == 0 else None
-        found = pooled_path(part, degree=degree, num_nodes=num_nodes, controlled=controlled, prior=prior)
+        found = pooled_path(
+            part, degree=degree, num_nodes=num_nodes, controlled=controlled, prior=prior
+        )
     pooled_first = path == "pooled" or (path == "auto" and found is not None and not found.reason)
     # Rules need both ends; the pooled path reaches an end that is missing by weighting the other
     # rungs.
@@ -119,7 +141,11 @@ def estimate_log_evidence(
         estimates.append(stepping_stone(part))
         estimates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
     if not estimates:
-        estimates = [EvidenceEstimate("none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan})]
+        estimates = [
+            EvidenceEstimate(
+                "none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan}
+            )
+        ]
     elif part.temperatures[-1] > 0:
         estimates = [e.with_rounding(part.log_likelihood[:, :, -1]) for e in estimates]
     best = estimates[0]
@@ -132,7 +158,9 @@ def estimate_log_evidence(
     }
     if passing is not None:
         info |= {"barrier": passing.barrier.total, "advised_rungs": passing.barrier.advised_size}
-        info |= {"round_trips": int(passing.round_trips)} if np.isfinite(passing.round_trips) else {}
+        info |= (
+            {"round_trips": int(passing.round_trips)} if np.isfinite(passing.round_trips) else {}
+        )
     if influence is not None:
         # Influences are linear: the value from half of the draws needs no second fit.
         info |= _halves(best, influence.sum(axis=-1))
@@ -142,7 +170,10 @@ def estimate_log_evidence(
         discretisation_error=best.info["discretisation_error"],
         status=_status(best, health, check, controlled),
         method=best.method,
-        complaints=(*_complaints(ladder, health, check, found, passing, best), *halves_complaint(info)),
+        complaints=(
+            *_complaints(ladder, health, check, found, passing, best),
+            *halves_complaint(info),
+        ),
         estimates=tuple(estimates),
         temperatures=ladder.temperatures,
         health=health,
@@ -155,20 +186,28 @@ def estimate_log_evidence(
 
 
 def _halves(best: EvidenceEstimate, influence: Float[np.ndarray, "c n"]) -> dict[str, list[float]]:
-    """Return the value from the earlier and from the later half of each chain, to first order, and their errors."""
+    """Return the value from the earlier and from the later half of each chain, to first order, and
+    their errors."""
     half = influence.shape[1] // 2
     if not half or not np.isfinite(best.value):
         return {}
-    values = [best.value + float(part.mean()) for part in (influence[:, :half], influence[:, half:])]
+    values = [
+        best.value + float(part.mean()) for part in (influence[:, :half], influence[:, half:])
+    ]
     # Half of the draws have twice the variance; the errors of the halves are not estimated again.
     return {"halves": values, "halves_mcse": [best.mcse * float(np.sqrt(2.0))] * 2}
 
 
 def halves_complaint(info: dict[str, Any]) -> tuple[str, ...]:
-    """Return a sentence where the halves of the draws differ by more than `AGREEMENT` joint errors."""
-    values, errors = (np.array(info.get(key, [np.nan, np.nan])) for key in ("halves", "halves_mcse"))
+    """Return a sentence where the halves of the draws differ by more than `AGREEMENT` joint
+    errors."""
+    values, errors = (
+        np.array(info.get(key, [np.nan, np.nan])) for key in ("halves", "halves_mcse")
+    )
     # Written with `not … >` so that NaN is no complaint.
-    if not abs(values[0] - values[1]) > AGREEMENT * np.hypot(*errors) + ROUNDING * max(1.0, abs(values[0])):
+    if not abs(values[0] - values[1]) > AGREEMENT * np.hypot(*errors) + ROUNDING * max(
+        1.0, abs(values[0])
+    ):
         return ()
     text = " and ".join(f"{v:.6g} ± {e:.2g}" for v, e in zip(values, errors, strict=True))
     return (f"the halves of the chains give {text}, further apart than their errors allow",)
@@ -177,8 +216,9 @@ def halves_complaint(info: dict[str, Any]) -> tuple[str, ...]:
 def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) -> Evidence:
     """Return the evidence of a ladder with the bridges of its posterior beside it.
 
-    Both say what log p(y) is. The bridge is the answer if it is sound and its error is smaller by `NEED`; the others
-    are cross-checks. What is known about the rungs and the path stays that of the ladder, but for the halves.
+    Both say what log p(y) is. The bridge is the answer if it is sound and its error is smaller by
+    `NEED`; the others are cross-checks. What is known about the rungs and the path stays that of
+    the ladder, but for the halves.
 
     Parameters
     ----------
@@ -188,7 +228,11 @@ def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) ->
     # A bridge is asked for a smaller error by `NEED`, since the smaller of two estimated errors is
     # too small on average.
     sound = bridge.status in (Status.CONTROLLED, Status.PLAIN) and not bridge.complaints
-    if not (choose and sound and (bridge.error * NEED < evidence.error or not np.isfinite(evidence.error))):
+    if not (
+        choose
+        and sound
+        and (bridge.error * NEED < evidence.error or not np.isfinite(evidence.error))
+    ):
         return evidence._replace(estimates=evidence.estimates + bridge.estimates)
     return evidence._replace(
         value=bridge.value,
@@ -197,7 +241,8 @@ def with_bridge(evidence: Evidence, bridge: Evidence, *, choose: bool = True) ->
         status=bridge.status,
         method=bridge.method,
         estimates=bridge.estimates + evidence.estimates,
-        info=evidence.info | {key: bridge.info[key] for key in ("halves", "halves_mcse") if key in bridge.info},
+        info=evidence.info
+        | {key: bridge.info[key] for key in ("halves", "halves_mcse") if key in bridge.info},
     )
 
 
@@ -211,17 +256,25 @@ def _complaints(
 ) -> tuple[str, ...]:
     at = [f"t = {t:.3g}" for t in ladder.temperatures]
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
-    texts = [f"no pooled path: {found.reason}{_cure(found, passing)}"] if found is not None and found.reason else []
+    texts = (
+        [f"no pooled path: {found.reason}{_cure(found, passing)}"]
+        if found is not None and found.reason
+        else []
+    )
     for i in np.flatnonzero(~health.usable):
         # An inner rung that is left out is bridged by its neighbours, an end is not.
         end = i in (0, len(at) - 1)
-        texts.append(f"the rung {at[i]} has {health.problem[i]}" + ", and the path there is extrapolated" * end)
+        texts.append(
+            f"the rung {at[i]} has {health.problem[i]}"
+            + ", and the path there is extrapolated" * end
+        )
     if not check.tested and best.status is not Status.PLAIN:
         texts.append("there are too few draws to test the scores, so nothing is known about them")
     if health.impossible[0] and not np.isfinite(best.value):
         texts.append(
-            f"{health.impossible[0]} draws of the {ladder.start} have zero likelihood: the mean log likelihood there,"
-            " which rules over the rungs need, is undefined; the pooled path does without it"
+            f"{health.impossible[0]} draws of the {ladder.start} have zero likelihood: the "
+            "mean log likelihood there, which rules over the rungs need, is undefined; the "
+            "pooled path does without it"
         )
     return (*texts, f"the chains disagree at {', '.join(stray)}") if stray else tuple(texts)
 
@@ -234,7 +287,9 @@ def _cure(found: PooledPath, passing: PathDiagnostics | None) -> str:
     return f"; sample {number} rungs at barrier_ladder(tree, {number}), which would overlap"
 
 
-def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck, controlled: bool) -> Status:
+def _status(
+    best: EvidenceEstimate, health: RungHealth, check: LadderCheck, controlled: bool
+) -> Status:
     if not np.isfinite(best.value):
         return Status.UNDEFINED
     # A density that ends where it is not zero forbids control variates, but plain values are not in
@@ -247,7 +302,10 @@ def _status(best: EvidenceEstimate, health: RungHealth, check: LadderCheck, cont
 
 def _pooled_estimate(found: PooledPath) -> EvidenceEstimate:
     status = Status.CONTROLLED if found.level else Status.PLAIN
-    info: dict[str, Any] = {"discretisation_error": found.discretisation_error, "control": found.method}
+    info: dict[str, Any] = {
+        "discretisation_error": found.discretisation_error,
+        "control": found.method,
+    }
     info |= {"degree": found.degree, "reason": found.reason}
     return EvidenceEstimate("pooled", found.value, found.mcse, status, info | found.info)
 
@@ -266,20 +324,23 @@ def _rule_estimates(ladder: Ladder, rungs: RungMeans) -> list[EvidenceEstimate]:
             continue
         value, mcse = rungs.apply(rule)
         status = Status.CONTROLLED if controlled else Status.PLAIN
-        estimates.append(EvidenceEstimate(name, value, mcse, status, {"discretisation_error": errors[name]}))
+        estimates.append(
+            EvidenceEstimate(name, value, mcse, status, {"discretisation_error": errors[name]})
+        )
     return estimates
 
 
 DISAGREEMENT = 4.0
-"""Joint standard errors by which methods on the same draws may differ before they are said to disagree."""
+"""Joint standard errors by which methods on the same draws may differ before they are said to
+disagree."""
 
 
 class EvidenceComparison(NamedTuple):
     """Log evidences, Bayes factors and posterior probabilities of several models.
 
     names : t models. log_evidence, error : (t,) with √(mcse² + discretisation_error²).
-    log_bayes_factor : (t, t) log p(y|row) − log p(y|column), with `log_bayes_factor_error`; models are taken to be
-        sampled independently.
+    log_bayes_factor : (t, t) log p(y|row) − log p(y|column), with `log_bayes_factor_error`; models
+        are taken to be sampled independently.
     probability : (t,) posterior model probabilities. probability_error : (t,) by the delta method.
     """
 
@@ -292,8 +353,8 @@ class EvidenceComparison(NamedTuple):
     probability_error: Float[np.ndarray, " t"]
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """Return one row per model, best first: log_evidence, error, log_bayes_factor and its error against the best,
-        probability, probability_error."""
+        """Return one row per model, best first: log_evidence, error, log_bayes_factor and its error
+        against the best, probability, probability_error."""
         import pandas
 
         best = int(np.argmax(self.log_evidence))
@@ -322,13 +383,15 @@ def compare_models(
 
     Raises
     ------
-    ValueError : fewer than two models, an evidence that is not finite, or a prior that does not name each model with a
-        positive number.
+    ValueError : fewer than two models, an evidence that is not finite, or a prior that does not
+        name each model with a positive number.
     """
     where = "compare_evidence"
     names = tuple(evidences)
     if len(names) < 2:
-        raise InputError(where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.')
+        raise InputError(
+            where, "at least two models", len(names), 'Pass {"m1": evidence, "m2": evidence}.'
+        )
     for name in names:
         cure = "Pass what log_evidence, bridge_evidence or laplace_evidence returned."
         check_kind(where, str(name), evidences[name], (Evidence, EvidenceEstimate), cure)
@@ -336,13 +399,20 @@ def compare_models(
     error = np.array([evidences[name].error for name in names])
     for name, v, e in zip(names, value, error, strict=True):
         if not (np.isfinite(v) and np.isfinite(e)):
-            raise InputError(where, f"a finite log evidence with its error for {name}", f"{v} ± {e}", "Leave it out.")
+            raise InputError(
+                where,
+                f"a finite log evidence with its error for {name}",
+                f"{v} ± {e}",
+                "Leave it out.",
+            )
     check_kind(where, "prior", prior, (Mapping, None), "Name every model.")
     if prior is not None and set(prior) != set(names):
         raise InputError(where, f"`prior` for each of {names}", tuple(prior), "Name every model.")
     chances = dict.fromkeys(names, 1.0) if prior is None else prior
     for name in names:
-        check_number(where, f"prior[{name!r}]", chances[name], "It is a probability, up to a constant.")
+        check_number(
+            where, f"prior[{name!r}]", chances[name], "It is a probability, up to a constant."
+        )
     weights = np.array([float(chances[name]) for name in names])
     probability = softmax(value + np.log(weights))
     # ∂p_i/∂v_j = p_i(δ_ij − p_j)
@@ -359,7 +429,8 @@ def compare_models(
 
 
 def disagreements(evidence: Evidence) -> list[str]:
-    """Return a sentence for each method whose estimate differs from the reported one beyond both errors.
+    """Return a sentence for each method whose estimate differs from the reported one beyond both
+    errors.
 
     Rules that miss part of the path are given their discretisation error as well.
     """
@@ -371,7 +442,8 @@ def disagreements(evidence: Evidence) -> list[str]:
         trusted = not other.info.get("reason") and np.isfinite(gap) and np.isfinite(scale)
         if trusted and gap > DISAGREEMENT * scale:
             found.append(
-                f"{other.method} {other.value:.6g} ± {other.error:.2g} and {first.method} {first.value:.6g} ±"
-                f" {first.error:.2g} differ by {gap / scale:.1f} joint errors"
+                f"{other.method} {other.value:.6g} ± {other.error:.2g} and {first.method} "
+                f"{first.value:.6g} ± {first.error:.2g} differ by {gap / scale:.1f} joint "
+                "errors"
             )
     return found

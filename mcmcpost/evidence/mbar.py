@@ -1,4 +1,5 @@
-"""Evidence without control variates: the multistate Bennett acceptance ratio and stepping stones."""
+"""Evidence without control variates: the multistate Bennett acceptance ratio and stepping
+stones."""
 
 from typing import NamedTuple
 
@@ -16,7 +17,8 @@ from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 MAX_STEPS = 200
 
 TOLERANCE = 1e-11
-"""Size of a step, relative to the largest |f_j| or one, at which the iteration stops: rounding of the sums."""
+"""Size of a step, relative to the largest |f_j| or one, at which the iteration stops: rounding of
+the sums."""
 
 
 class FreeEnergies(NamedTuple):
@@ -32,7 +34,8 @@ class FreeEnergies(NamedTuple):
 
 
 class _State(NamedTuple):
-    """f_j, the occupation Σ_n c_n m_j W_nj of every rung (m_j at the solution), and the responsibilities (t, n)."""
+    """f_j, the occupation Σ_n c_n m_j W_nj of every rung (m_j at the solution), and the
+    responsibilities (t, n)."""
 
     values: Float[Array, " t"]
     occupation: Float[Array, " t"]
@@ -41,10 +44,14 @@ class _State(NamedTuple):
     change: Float[Array, ""]
 
 
-def tempered(temperatures: Float[Array, " t"], log_likelihood: Float[Array, " n"]) -> Float[Array, "t n"]:
+def tempered(
+    temperatures: Float[Array, " t"], log_likelihood: Float[Array, " n"]
+) -> Float[Array, "t n"]:
     """Return t·ℓ, zero at the prior even where ℓ = −∞."""
     prior = (temperatures == 0.0)[:, None]
-    return jnp.where(prior, 0.0, temperatures[:, None] * jnp.where(prior, 0.0, log_likelihood[None, :]))
+    return jnp.where(
+        prior, 0.0, temperatures[:, None] * jnp.where(prior, 0.0, log_likelihood[None, :])
+    )
 
 
 def solve_free_energies(
@@ -56,9 +63,10 @@ def solve_free_energies(
 ) -> FreeEnergies:
     """Solve f_i = log Σ_n exp(t_iℓ_n) / Σ_j m_j exp(t_jℓ_n − f_j), up to a constant.
 
-    The f_j minimise the convex Σ_n log Σ_j m_j exp(t_jℓ_n − f_j) + Σ_j m_j f_j: Newton steps, and a fixed-point step
-    where Newton's does not bring the rungs' occupations nearer to their sizes. A step costs two passes over the (t, n)
-    energies. Shirts and Chodera (2008, doi:10.1063/1.2978177), equation 11.
+    The f_j minimise the convex Σ_n log Σ_j m_j exp(t_jℓ_n − f_j) + Σ_j m_j f_j: Newton steps, and a
+    fixed-point step where Newton's does not bring the rungs' occupations nearer to their sizes. A
+    step costs two passes over the (t, n) energies. Shirts and Chodera (2008,
+    doi:10.1063/1.2978177), equation 11.
 
     Parameters
     ----------
@@ -87,10 +95,15 @@ def solve_free_energies(
         simple = simple - simple[0]
         # At the solution occupations are sizes up to rounding and cannot improve: there the size of
         # the step decides.
-        better = jnp.abs(tried.occupation / sizes - 1).max() < jnp.abs(state.occupation / sizes - 1).max()
+        better = (
+            jnp.abs(tried.occupation / sizes - 1).max()
+            < jnp.abs(state.occupation / sizes - 1).max()
+        )
         settled = tried.change < _tolerance(tried)
         return jax.lax.cond(
-            better | settled, lambda: tried, lambda: at(state.values + simple, state.step + 1, jnp.abs(simple).max())
+            better | settled,
+            lambda: tried,
+            lambda: at(state.values + simple, state.step + 1, jnp.abs(simple).max()),
         )
 
     def unfinished(state: _State) -> Array:
@@ -120,8 +133,8 @@ def asymptotic_covariance(
 ) -> Float[Array, "t t"]:
     """Return the asymptotic covariance of f_j − f_0 under independent draws.
 
-    Θ = Wᵀ(I − W M Wᵀ)⁺W with W_nj = exp(t_jℓ_n − f_j)/Σ_k m_k exp(t_kℓ_n − f_k) and M = diag(m): Shirts and Chodera
-    (2008), equation 8, from the t × t matrix WᵀW alone.
+    Θ = Wᵀ(I − W M Wᵀ)⁺W with W_nj = exp(t_jℓ_n − f_j)/Σ_k m_k exp(t_kℓ_n − f_k) and M = diag(m):
+    Shirts and Chodera (2008), equation 8, from the t × t matrix WᵀW alone.
     """
     energies = tempered(temperatures, log_likelihood)
     weights = _mixture_weights(energies, sizes, values)
@@ -129,7 +142,10 @@ def asymptotic_covariance(
     # With W = U S Vᵀ, Θ = V S (I − S VᵀMV S)⁺ S Vᵀ: the eigenvectors V of WᵀW do, and no (n, n)
     # matrix is formed. A constant added to all f_j is a null direction, hence the pseudo-inverse.
     spread = jnp.sqrt(jnp.maximum(spectrum, 0.0))
-    inner = jnp.eye(len(sizes)) - spread[:, None] * (vectors.T @ (sizes[:, None] * vectors)) * spread[None, :]
+    inner = (
+        jnp.eye(len(sizes))
+        - spread[:, None] * (vectors.T @ (sizes[:, None] * vectors)) * spread[None, :]
+    )
     half = vectors * spread[None, :]
     theta = half @ jnp.linalg.pinv(inner, rtol=1e-10, hermitian=True) @ half.T
     return theta - theta[:1, :] - theta[:, :1] + theta[:1, :1]
@@ -143,10 +159,12 @@ def adjacent_overlap(
     sizes: Float[Array, " t"],
     values: Float[Array, " t"],
 ) -> Float[Array, " t-1"]:
-    """Return, for neighbouring rungs, the probability that a draw of one is attributed to the other.
+    """Return, for neighbouring rungs, the probability that a draw of one is attributed to the
+    other.
 
-    O_{j,j+1} = m_{j+1} Σ_n c_n W_nj W_n,j+1, c_n how many draws each counts for; 0.5 between two equal rungs alone,
-    near zero without overlap (Klimovich, Shirts and Mobley, 2015, doi:10.1007/s10822-015-9840-9, who ask for 0.03).
+    O_{j,j+1} = m_{j+1} Σ_n c_n W_nj W_n,j+1, c_n how many draws each counts for; 0.5 between two
+    equal rungs alone, near zero without overlap (Klimovich, Shirts and Mobley, 2015,
+    doi:10.1007/s10822-015-9840-9, who ask for 0.03).
     """
     energies = tempered(temperatures, log_likelihood)
     weights = _mixture_weights(energies, sizes, values)
@@ -176,7 +194,8 @@ def stepping_stones(ladder: Ladder) -> Float[np.ndarray, " _"]:
 
 
 def stepping_stone(ladder: Ladder) -> EvidenceEstimate:
-    """Return Σ_i log E_{t_i}[exp((t_{i+1} − t_i)ℓ)] with its error by the delta method, ESS-aware, rungs independent.
+    """Return Σ_i log E_{t_i}[exp((t_{i+1} − t_i)ℓ)] with its error by the delta method, ESS-aware,
+    rungs independent.
 
     Xie, Lewis, Fan, Kuo and Chen (2011, doi:10.1093/sysbio/syq085).
     """
@@ -187,13 +206,20 @@ def stepping_stone(ladder: Ladder) -> EvidenceEstimate:
     known = np.isfinite(value) and np.isfinite(error)
     smallest = (ratios.sum(axis=(0, 1)) ** 2 / (ratios**2).sum(axis=(0, 1))).min()
     status = Status.PLAIN if known else Status.UNDEFINED
-    return EvidenceEstimate("stepping stone", value, error, status, {"smallest_weight_ess": float(smallest)})
+    return EvidenceEstimate(
+        "stepping stone", value, error, status, {"smallest_weight_ess": float(smallest)}
+    )
 
 
 def mbar_estimate(
-    ladder: Ladder, values: Float[np.ndarray, " t"], deleted: Float[np.ndarray, " b"], *, converged: bool
+    ladder: Ladder,
+    values: Float[np.ndarray, " t"],
+    deleted: Float[np.ndarray, " b"],
+    *,
+    converged: bool,
 ) -> EvidenceEstimate:
-    """Return MBAR's log Z(1) − log Z(0), its error the larger of the block jackknife and the asymptotic one.
+    """Return MBAR's log Z(1) − log Z(0), its error the larger of the block jackknife and the
+    asymptotic one.
 
     Parameters
     ----------
@@ -210,8 +236,9 @@ def mbar_estimate(
     asymptotic = float(jnp.sqrt(jnp.maximum(covariance[-1, -1], 0.0)))
     b = len(deleted)
     jackknife = float(np.sqrt((b - 1) / b * ((deleted - deleted.mean()) ** 2).sum()))
-    # Each alone is a standard error: where one is not a number, as where MBAR cannot be solved without
-    # some block, the other holds, and `max` would take either by the order of its arguments.
+    # Each alone is a standard error: where one is not a number, as where MBAR cannot be solved
+    # without some block, the other holds, and `max` would take either by the order of its
+    # arguments.
     error = float(np.fmax(asymptotic, jackknife))
     info = {"asymptotic_error": asymptotic, "jackknife_error": jackknife}
     status = Status.PLAIN if converged else Status.NOT_CONVERGED

@@ -1,4 +1,5 @@
-"""The pooled estimate of the log evidence: which degree, which error, and whether the rungs overlap at all.
+"""The pooled estimate of the log evidence: which degree, which error, and whether the rungs overlap
+at all.
 
 The path is integrated by nested quadrature: Gauss–Legendre nodes and Kronrod's extension of them.
 """
@@ -10,7 +11,16 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.linalg import eigh_tridiagonal
 
-from mcmcpost.control import MAX_DEGREE, NEED, SAFETY, PlainMean, SemiExact, ZeroVariance, participants, tail_inflation
+from mcmcpost.control import (
+    MAX_DEGREE,
+    NEED,
+    SAFETY,
+    PlainMean,
+    SemiExact,
+    ZeroVariance,
+    participants,
+    tail_inflation,
+)
 from mcmcpost.core.mcse import Weights, mcse_mean
 from mcmcpost.evidence.ladder import Ladder
 from mcmcpost.evidence.mbar import adjacent_overlap, stepping_stones
@@ -30,7 +40,8 @@ from mcmcpost.stein import num_polynomial_features
 class PathRule(NamedTuple):
     """A rule for ∫₀¹ μ(t) dt and one within it, which uses every second node.
 
-    temperatures : (k,) nodes, k odd. weights, coarse : (k,) of the rule, and of the one within, zero elsewhere.
+    temperatures : (k,) nodes, k odd. weights, coarse : (k,) of the rule, and of the one within,
+        zero elsewhere.
     """
 
     temperatures: Float[np.ndarray, " k"]
@@ -39,10 +50,12 @@ class PathRule(NamedTuple):
 
 
 def path_rule(num_nodes: int, power: float) -> PathRule:
-    """Return Gauss–Legendre of `num_nodes` and its Kronrod extension for ∫₀¹ μ(s^a)·a s^(a−1) ds, with the power a.
+    """Return Gauss–Legendre of `num_nodes` and its Kronrod extension for ∫₀¹ μ(s^a)·a s^(a−1) ds,
+    with the power a.
 
-    The extension has `num_nodes` + 1 further nodes, docs/mathematics.md section 3. The weights of each rule add up to
-    one, to the last digit: a log likelihood of 1e6 has its constant in every node.
+    The extension has `num_nodes` + 1 further nodes, docs/mathematics.md section 3. The weights of
+    each rule add up to one, to the last digit: a log likelihood of 1e6 has its constant in every
+    node.
     """
     nodes, weights = kronrod(num_nodes)
     coarse = np.zeros_like(weights)
@@ -57,11 +70,13 @@ def path_rule(num_nodes: int, power: float) -> PathRule:
 
 
 def kronrod(n: int) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
-    """Return the 2n + 1 nodes on (−1, 1), increasing, and the weights of Kronrod's extension of n Gauss–Legendre nodes.
+    """Return the 2n + 1 nodes on (−1, 1), increasing, and the weights of Kronrod's extension of n
+    Gauss–Legendre nodes.
 
-    The nodes are the eigenvalues of a Jacobi matrix, whose elements follow from those of the Legendre polynomials by
-    Laurie's recursion; a weight is the squared first component of the eigenvector. The rule is exact to degree 3n + 1.
-    Laurie (1997, doi:10.1090/S0025-5718-97-00861-2), whose diagonal is zero here by symmetry.
+    The nodes are the eigenvalues of a Jacobi matrix, whose elements follow from those of the
+    Legendre polynomials by Laurie's recursion; a weight is the squared first component of the
+    eigenvector. The rule is exact to degree 3n + 1. Laurie (1997,
+    doi:10.1090/S0025-5718-97-00861-2), whose diagonal is zero here by symmetry.
     """
     squares = _kronrod_recurrence(n)
     nodes, vectors = eigh_tridiagonal(np.zeros(2 * n + 1), np.sqrt(squares))
@@ -69,7 +84,8 @@ def kronrod(n: int) -> tuple[Float[np.ndarray, " k"], Float[np.ndarray, " k"]]:
 
 
 def _kronrod_recurrence(n: int) -> Float[np.ndarray, " k"]:
-    """Return the squared elements beside the diagonal of the Jacobi–Kronrod matrix on (−2, 2), where they tend to one.
+    """Return the squared elements beside the diagonal of the Jacobi–Kronrod matrix on (−2, 2),
+    where they tend to one.
 
     Gautschi's ``r_kronrod``, in which b[0] takes part as a factor alone.
     """
@@ -110,7 +126,8 @@ MOST_NODES = 48
 """Nodes from which on they are not doubled."""
 
 PART_OF_ERROR = 1 / 3
-"""Part of the Monte Carlo error up to which a discretisation error is small: it adds a twentieth to their sum."""
+"""Part of the Monte Carlo error up to which a discretisation error is small: it adds a twentieth to
+their sum."""
 
 ROUNDING = 1e-9
 """Part of the value, or of one nat, up to which it is small beside an exact control variate."""
@@ -135,21 +152,25 @@ FIRST_PART = 1 / 3
 """Part of them that the first nodes may take; then the nodes can be doubled once."""
 
 FAR = 100.0
-"""Ratio of discretisation error to its limit from which nodes are doubled twice at once: ten to three hundred times
-less is what one doubling leaves (by hand)."""
+"""Ratio of discretisation error to its limit from which nodes are doubled twice at once: ten to
+three hundred times less is what one doubling leaves (by hand)."""
 
 
 class PooledPath(NamedTuple):
     """The log evidence from all draws of the ladder at once.
 
     value, mcse : ∫μ dt of the controlled path and its Monte Carlo standard error.
-    start_error : the part of it that is the error of the share of prior draws at which the likelihood is not zero.
+    start_error : the part of it that is the error of the share of prior draws at which the
+        likelihood is not zero.
     discretisation_error : distance to the integral with every second node.
-    degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen; and its name.
+    degree, level, method : of the polynomial, zero for none; the column of `fit` that was chosen;
+        and its name.
     temperatures : (k,) the quadrature nodes; `fit` has the path there.
-    mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring rungs.
+    mixtures : MBAR, all draws first and then without each block. overlap : (t−1,) of neighbouring
+        rungs.
     reason : why the pooled path is not to be used; empty if it can be used.
-    info : the value and error of each method tried, and the smallest effective sample size and overlap.
+    info : the value and error of each method tried, and the smallest effective sample size and
+        overlap.
     """
 
     value: float
@@ -175,9 +196,11 @@ class LastRung(NamedTuple):
 
 
 def pool(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int]:
-    """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain, rungs together.
+    """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain,
+    rungs together.
 
-    The order of a nested-sampling run is that of the likelihood: its blocks are draws at equal distances.
+    The order of a nested-sampling run is that of the likelihood: its blocks are draws at equal
+    distances.
     """
     c, n, t = ladder.log_likelihood.shape
     per_chain = min(max(NUM_BLOCKS // c, 1), n)
@@ -226,23 +249,29 @@ def pooled_path(
     last: LastRung | None = None,
     prior: Float[np.ndarray, "c n"] | None = None,
 ) -> PooledPath:
-    """Integrate the controlled mean log likelihood over the whole path, every draw serving every temperature.
+    """Integrate the controlled mean log likelihood over the whole path, every draw serving every
+    temperature.
 
     Parameters
     ----------
-    degree : degree of the zero-variance control variate. By default the method with the smallest error is chosen: a
-        degree with at least three effective draws for each feature at every temperature, up to eight in one dimension,
-        six in two and three beyond; or such a degree of at most three with a kernel (semi-exact). The kernel is left
-        out, and then the highest degree, where the path would take more than `MAX_WORK` multiplications. The smallest
-        of several estimated errors is too small. The error of each method therefore includes the change of the value
-        from the method below it, for polynomials times the ratio of their errors.
-    num_nodes : of Gauss–Legendre, to which Kronrod's rule adds `num_nodes` + 1; the value is that of both, and its
-        discretisation error the distance to the former. By default 12, and eight from a reference, doubled up to 48
-        until that error is below a third of the Monte Carlo error, as far as `MAX_WORK` allows.
-    power : nodes are placed in t^(1/power), by default that of the ladder; one for a path that is nowhere steep.
+    degree : degree of the zero-variance control variate. By default the method with the smallest
+        error is chosen: a degree with at least three effective draws for each feature at every
+        temperature, up to eight in one dimension, six in two and three beyond; or such a degree of
+        at most three with a kernel (semi-exact). The kernel is left out, and then the highest
+        degree, where the path would take more than `MAX_WORK` multiplications. The smallest of
+        several estimated errors is too small. The error of each method therefore includes the
+        change of the value from the method below it, for polynomials times the ratio of their
+        errors.
+    num_nodes : of Gauss–Legendre, to which Kronrod's rule adds `num_nodes` + 1; the value is that
+        of both, and its discretisation error the distance to the former. By default 12, and eight
+        from a reference, doubled up to 48 until that error is below a third of the Monte Carlo
+        error, as far as `MAX_WORK` allows.
+    power : nodes are placed in t^(1/power), by default that of the ladder; one for a path that is
+        nowhere steep.
     controlled : whether scores may be used. kernel : whether a method may have a kernel.
     last : weights of the draws of the last rung, where they are not equal.
-    prior : log likelihoods at t = 0 where that rung was left out: the share of possible draws is of all of them.
+    prior : log likelihoods at t = 0 where that rung was left out: the share of possible draws is of
+        all of them.
     """
     levels = np.asarray(ladder.temperatures)
     pooled, num_blocks = pool(ladder, last)
@@ -253,7 +282,9 @@ def pooled_path(
     sizes = np.bincount(pooled.rungs, pooled.counts, minlength=t)
     energies = mixtures.free_energies[0]
     # Overlap by the free energies of all draws; the deletions are for the jackknife only.
-    overlap = np.asarray(adjacent_overlap(levels, pooled.log_likelihood, pooled.counts, sizes, energies))
+    overlap = np.asarray(
+        adjacent_overlap(levels, pooled.log_likelihood, pooled.counts, sizes, energies)
+    )
 
     options = _Options(degree, power or ladder.power, controlled, kernel, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
@@ -308,7 +339,8 @@ class _Options(NamedTuple):
 
 
 class _Integral(NamedTuple):
-    """The path with one number of nodes, the level of the family that was chosen, and the multiplications it took."""
+    """The path with one number of nodes, the level of the family that was chosen, and the
+    multiplications it took."""
 
     temperatures: Float[np.ndarray, " k"]
     family: Family
@@ -333,7 +365,12 @@ class _Integral(NamedTuple):
 
 
 def _integrate(
-    ladder: Ladder, pooled: PooledDraws, mixtures: Mixtures, num_nodes: int, options: _Options, max_work: float
+    ladder: Ladder,
+    pooled: PooledDraws,
+    mixtures: Mixtures,
+    num_nodes: int,
+    options: _Options,
+    max_work: float,
 ) -> _Integral:
     nodes, weights, coarse = path_rule(num_nodes, options.power)
     family = Family(0)
@@ -357,9 +394,11 @@ def _integrate(
     return _Integral(nodes, family, fit, choice, smallest, missed, work(family))
 
 
-def _more_nodes(found: _Integral, number: int, most: int, power: float, pooled: PooledDraws, mixtures: Mixtures) -> int:
-    """Return the number doubled, and again where the error is far off, or where the path without controls, which is as
-    steep, is not resolved."""
+def _more_nodes(
+    found: _Integral, number: int, most: int, power: float, pooled: PooledDraws, mixtures: Mixtures
+) -> int:
+    """Return the number doubled, and again where the error is far off, or where the path without
+    controls, which is as steep, is not resolved."""
     far = found.discretisation_error > FAR * found.limit
     while 2 * number <= most:
         number *= 2
@@ -373,22 +412,26 @@ def _more_nodes(found: _Integral, number: int, most: int, power: float, pooled: 
 
 
 class _Choice(NamedTuple):
-    """The level of a family with the smallest error, that error, and what every level tried would report."""
+    """The level of a family with the smallest error, that error, and what every level tried would
+    report."""
 
     level: int
     error: float
     tried: dict[str, dict[str, float]]
 
 
-def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | None, last: LastRung | None) -> _Choice:
-    """Compare the levels by error; a `degree` that was asked for is taken where its error is finite."""
+def _choose_level(
+    ladder: Ladder, fit: PathFit, family: Family, degree: int | None, last: LastRung | None
+) -> _Choice:
+    """Compare the levels by error; a `degree` that was asked for is taken where its error is
+    finite."""
     errors = [path_error(ladder, fit, 0, last)]
     chosen, error, tried = 0, errors[0], {}
     for level in range(1, family.num_levels):
         _, before, label = _level(family, level)
         errors.append(path_error(ladder, fit, level, last))
-        # The last change, times the ratio by which errors still shrink, estimates the next one. The penalties of the
-        # kernel are no such series: the whole change counts.
+        # The last change, times the ratio by which errors still shrink, estimates the next one. The
+        # penalties of the kernel are no such series: the whole change counts.
         series = level <= family.degree and errors[before] > 0
         shrinking = min(1.0, errors[level] / errors[before]) if series else 1.0
         change = shrinking * float(fit.integral[level] - fit.integral[before])
@@ -400,7 +443,8 @@ def _choose_level(ladder: Ladder, fit: PathFit, family: Family, degree: int | No
 
 
 def _family(d: int, smallest_ess: float, landmarks: int, fits: Callable[[Family], bool]) -> Family:
-    """Return the largest family that the draws allow, and the work too; degree one at least where the draws do."""
+    """Return the largest family that the draws allow, and the work too; degree one at least where
+    the draws do."""
     degrees = range(_highest_degree(d, smallest_ess), 0, -1)
     families = (
         family
@@ -425,21 +469,29 @@ def _level(family: Family, level: int) -> tuple[int, int, str]:
 
 def _highest_degree(d: int, smallest_ess: float) -> int:
     degrees = range(1, MAX_DEGREE.get(d, 3) + 1)
-    return sum(smallest_ess >= ESS_PER_FEATURE * (num_polynomial_features(d, degree) + 1) for degree in degrees)
+    return sum(
+        smallest_ess >= ESS_PER_FEATURE * (num_polynomial_features(d, degree) + 1)
+        for degree in degrees
+    )
 
 
 def path_error(ladder: Ladder, fit: PathFit, level: int, last: LastRung | None = None) -> float:
-    """Return √(max(1.1·jackknife², held-out²)·√(m/3P)·(1 + 3/P) + (integral − held-out integral)²), as `total_error`.
+    """Return √(max(1.1·jackknife², held-out²)·√(m/3P)·(1 + 3/P) + (integral − held-out integral)²),
+    as `total_error`.
 
-    The held-out error is that of the series of influences, rungs added up draw by draw, so that it sees
-    autocorrelation and rungs that moved together. P are the draws that participate in that series without controls.
-    Weighted draws have the influence of their weighted mean, see `Weights.influence`.
+    The held-out error is that of the series of influences, rungs added up draw by draw, so that it
+    sees autocorrelation and rungs that moved together. P are the draws that participate in that
+    series without controls. Weighted draws have the influence of their weighted mean, see
+    `Weights.influence`.
     """
     c, n, _ = ladder.log_likelihood.shape
     parts = _influence(ladder, fit, [0, level])
     if last is not None:
         weights = last.weights.values[..., None]
-        parts = np.stack([*np.moveaxis(parts, 2, 0)[:-1], last.weights.influence(parts[:, :, -1] / weights)], axis=2)
+        parts = np.stack(
+            [*np.moveaxis(parts, 2, 0)[:-1], last.weights.influence(parts[:, :, -1] / weights)],
+            axis=2,
+        )
     influence = parts.sum(axis=2)
     deleted = fit.deleted[:, level]
     b = len(deleted)
@@ -455,7 +507,11 @@ def path_error(ladder: Ladder, fit: PathFit, level: int, last: LastRung | None =
     total = c * n if last is None else last.weights.ess
     inflation = tail_inflation(participants(influence[..., 0].reshape(-1, 1)), float(total))[0]
     gap = float(fit.integral[level] - fit.crossfit[level])
-    return float(np.sqrt(np.fmax(SAFETY * jackknife, held_out) * inflation + gap**2)) if b > 1 else np.nan
+    return (
+        float(np.sqrt(np.fmax(SAFETY * jackknife, held_out) * inflation + gap**2))
+        if b > 1
+        else np.nan
+    )
 
 
 def _influence(ladder: Ladder, fit: PathFit, levels: list[int]) -> Float[np.ndarray, "c n t g"]:
@@ -464,16 +520,16 @@ def _influence(ladder: Ladder, fit: PathFit, levels: list[int]) -> Float[np.ndar
 
 
 def path_influence(ladder: Ladder, path: PooledPath) -> Float[np.ndarray, "c n t"]:
-    """Return the influence of every draw: the mean over some draws, summed over the rungs, is what they add to the
-    value, to first order."""
+    """Return the influence of every draw: the mean over some draws, summed over the rungs, is what
+    they add to the value, to first order."""
     return _influence(ladder, path.fit, [path.level])[..., 0]
 
 
 def _log_possible(prior: Float[np.ndarray, "c n"]) -> tuple[float, float]:
     """Return the log share of prior draws with positive likelihood, and its standard error.
 
-    The path starts there: as t → 0 the power posterior becomes the prior, or the reference, *given* that the likelihood
-    is positive.
+    The path starts there: as t → 0 the power posterior becomes the prior, or the reference, *given*
+    that the likelihood is positive.
     """
     share = (prior != -np.inf).mean()
     return float(np.log(share)), float(np.sqrt((1 - share) / (share * prior.size)))
@@ -486,5 +542,8 @@ def _reason(mixtures: Mixtures, overlap: np.ndarray, smallest_ess: float) -> str
         where = int(np.argmin(overlap))
         return f"rungs {where} and {where + 1} overlap by {overlap.min():.3g}, below {MIN_OVERLAP}"
     if not smallest_ess >= MIN_ESS:
-        return f"the pooled draws count as {smallest_ess:.3g} somewhere along the path, below {MIN_ESS:g}"
+        return (
+            f"the pooled draws count as {smallest_ess:.3g} somewhere along the path, below "
+            f"{MIN_ESS:g}"
+        )
     return ""

@@ -1,4 +1,5 @@
-"""The pooled, continuous path: every draw of the ladder controls the mean log likelihood at every temperature."""
+"""The pooled, continuous path: every draw of the ladder controls the mean log likelihood at every
+temperature."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,15 +24,18 @@ from mcmcpost.stein import (
 )
 
 RIDGE = 1e-12
-"""Ridge penalty relative to the squared norm of a feature; it only decides combinations that vanish."""
+"""Ridge penalty relative to the squared norm of a feature; it only decides combinations that
+vanish."""
 
 NEGLIGIBLE = 1e-290
 
 LENGTHSCALE = 2.0
-"""Lengthscale of the kernel, in units of √d standard deviations of the coordinates at each temperature."""
+"""Lengthscale of the kernel, in units of √d standard deviations of the coordinates at each
+temperature."""
 
 PENALTIES = (1e-6, 1e-9)
-"""Penalties on the squared norm of the kernel part, relative to the weighted mean square of the residuals."""
+"""Penalties on the squared norm of the kernel part, relative to the weighted mean square of the
+residuals."""
 
 JITTER = 1e-10
 
@@ -60,7 +64,8 @@ class PooledDraws(NamedTuple):
 class Mixtures(NamedTuple):
     """MBAR on all draws and without each of k blocks.
 
-    free_energies : (k+1, t); log_densities : (k+1, n) log of the mixture density of the draws kept, first all of them.
+    free_energies : (k+1, t); log_densities : (k+1, n) log of the mixture density of the draws kept,
+        first all of them.
     num_steps, converged : of the iterations.
     """
 
@@ -71,10 +76,13 @@ class Mixtures(NamedTuple):
 
 
 class Family(NamedTuple):
-    """The control variates that are fitted together, called levels: degrees 0..degree, then semi-exact ones.
+    """The control variates that are fitted together, called levels: degrees 0..degree, then
+    semi-exact ones.
 
-    degree : the highest degree of the polynomials. kernel_degree : degree of the polynomial used with the kernel.
-    num_landmarks : J, the landmarks of the kernel; zero for polynomials only. Each of `PENALTIES` is one more level.
+    degree : the highest degree of the polynomials. kernel_degree : degree of the polynomial used
+        with the kernel.
+    num_landmarks : J, the landmarks of the kernel; zero for polynomials only. Each of `PENALTIES`
+        is one more level.
     """
 
     degree: int
@@ -86,22 +94,29 @@ class Family(NamedTuple):
         return self.degree + 1 + (len(PENALTIES) if self.num_landmarks else 0)
 
     def work(self, num_draws: int, d: int, num_blocks: int) -> float:
-        """Return the multiplications of one temperature: of the kernel, the Gram matrices and the gradients."""
+        """Return the multiplications of one temperature: of the kernel, the Gram matrices and the
+        gradients."""
         levels = _levels(self, d)
         columns = levels.sizes[-1] + self.num_landmarks
-        with_kernel = (levels.number - len(levels.sizes)) * (levels.kernel_size + self.num_landmarks)
+        with_kernel = (levels.number - len(levels.sizes)) * (
+            levels.kernel_size + self.num_landmarks
+        )
         # Two Newton steps for all draws and one for each deletion, as in `_fit_node`.
         gradients = (num_blocks + 2) * (levels.number + sum(levels.sizes) + with_kernel)
         return float(num_draws) * (self.num_landmarks**2 + columns**2 / 2 + gradients)
 
 
 class PathFit(NamedTuple):
-    """The controlled mean log likelihood μ(t) at k temperatures, and its integral, for the g levels of a `Family`.
+    """The controlled mean log likelihood μ(t) at k temperatures, and its integral, for the g levels
+    of a `Family`.
 
-    mean : (k, g) μ(t); level zero is the plain weighted mean. ess : (k,) Kish's effective number of the weighted
+    mean : (k, g) μ(t); level zero is the plain weighted mean. ess : (k,) Kish's effective number of
+        the weighted
     draws. variance_ratio : (k, g) weighted Var ℓ over that of the held-out residual.
-    integral : (g,) ∫μ dt on all draws. crossfit : (g,) the same of the residuals r of draws held out of their fits.
-    deleted : (b, g) the integral without each block. influence : (n, g) of each draw on `crossfit`, ∫ w_n(r_n − r̄) dt.
+    integral : (g,) ∫μ dt on all draws. crossfit : (g,) the same of the residuals r of draws held
+        out of their fits.
+    deleted : (b, g) the integral without each block. influence : (n, g) of each draw on `crossfit`,
+        ∫ w_n(r_n − r̄) dt.
     """
 
     mean: Float[np.ndarray, "k g"]
@@ -114,13 +129,25 @@ class PathFit(NamedTuple):
 
 
 def solve_mixtures(
-    temperatures: Float[np.ndarray, " t"], pooled: PooledDraws, start: Float[np.ndarray, " t"], *, num_blocks: int
+    temperatures: Float[np.ndarray, " t"],
+    pooled: PooledDraws,
+    start: Float[np.ndarray, " t"],
+    *,
+    num_blocks: int,
 ) -> Mixtures:
     """Solve MBAR on all draws and again without each block."""
     values, mixtures, steps, converged = _solve_each(
-        temperatures, pooled.log_likelihood, pooled.blocks, pooled.rungs, pooled.counts, start, num_blocks=num_blocks
+        temperatures,
+        pooled.log_likelihood,
+        pooled.blocks,
+        pooled.rungs,
+        pooled.counts,
+        start,
+        num_blocks=num_blocks,
     )
-    return Mixtures(np.asarray(values), np.asarray(mixtures), int(steps.sum()), bool(converged.all()))
+    return Mixtures(
+        np.asarray(values), np.asarray(mixtures), int(steps.sum()), bool(converged.all())
+    )
 
 
 @partial(jax.jit, static_argnames="num_blocks")
@@ -173,7 +200,8 @@ class _Gram(NamedTuple):
 class _NodeFit(NamedTuple):
     """The regression at one temperature, for the g levels.
 
-    mean : (g,) μ. deleted : (b, g) without each block. residuals : (n, g) held out, with the expectation μ.
+    mean : (g,) μ. deleted : (b, g) without each block. residuals : (n, g) held out, with the
+        expectation μ.
     """
 
     mean: Float[np.ndarray, " g"]
@@ -182,14 +210,17 @@ class _NodeFit(NamedTuple):
 
 
 class PlainPath(NamedTuple):
-    """Weighted means of ℓ at k temperatures, without controls, and Kish's effective number of the weighted draws."""
+    """Weighted means of ℓ at k temperatures, without controls, and Kish's effective number of the
+    weighted draws."""
 
     mean: Float[np.ndarray, " k"]
     ess: Float[np.ndarray, " k"]
 
 
 @_quiet
-def plain_path(temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures) -> PlainPath:
+def plain_path(
+    temperatures: Float[np.ndarray, " k"], pooled: PooledDraws, mixtures: Mixtures
+) -> PlainPath:
     """Return the path without controls, which costs next to nothing."""
     values, weights = _finite(pooled), (_weights(t, pooled, mixtures) for t in temperatures)
     mean, ess = zip(*((at @ values, 1.0 / (at @ at)) for at in weights), strict=True)
@@ -205,19 +236,26 @@ def fit_path(
     *,
     family: Family,
 ) -> PathFit:
-    """Fit the weighted control variates of `family` at each temperature on all draws and without each block.
+    """Fit the weighted control variates of `family` at each temperature on all draws and without
+    each block.
 
-    At t the draws weigh w_n ∝ c_n exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j), c_n how many each counts for, and the regression
-    of ℓ on Stein features with the score t∇ℓ + ∇log p has the intercept μ(t) (docs/mathematics.md section 3). Every
-    deletion has its own f_j, weights and coefficients, see `_fit_node`. The features of lower degrees come first, so
-    their fits are leading blocks of one Gram matrix. A semi-exact level adds a squared exponential Stein kernel at J
-    landmarks, drawn systematically by the weights, with a ridge. Polynomials and kernel are in coordinates standardised
-    at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took longer than most ladders do.
+    At t the draws weigh w_n ∝ c_n exp(tℓ_n)/Σ_j m_j exp(t_jℓ_n − f_j), c_n how many each counts
+    for, and the regression of ℓ on Stein features with the score t∇ℓ + ∇log p has the intercept
+    μ(t) (docs/mathematics.md section 3). Every deletion has its own f_j, weights and coefficients,
+    see `_fit_node`. The features of lower degrees come first, so their fits are leading blocks of
+    one Gram matrix. A semi-exact level adds a squared exponential Stein kernel at J landmarks,
+    drawn systematically by the weights, with a ridge. Polynomials and kernel are in coordinates
+    standardised at each temperature. Memory is O(n(q + J + blocks)). By LAPACK: compiling it took
+    longer than most ladders do.
     """
     values, g, b = _finite(pooled), family.num_levels, len(pooled.members)
     levels = _levels(family, pooled.points.shape[1])
     members = [_rows(rows[rows < len(values)]) for rows in pooled.members]
-    mean, ratio, ess = np.empty((len(temperatures), g)), np.empty((len(temperatures), g)), np.empty(len(temperatures))
+    mean, ratio, ess = (
+        np.empty((len(temperatures), g)),
+        np.empty((len(temperatures), g)),
+        np.empty(len(temperatures)),
+    )
     crossfit, deleted, influence = np.zeros(g), np.zeros((b, g)), np.zeros((len(values), g))
     nodes = tqdm(temperatures, desc="path", disable=no_bar(True), leave=False)
     for k, (t, step) in enumerate(zip(nodes, quadrature, strict=True)):
@@ -251,7 +289,9 @@ def _finite(pooled: PooledDraws) -> Float[np.ndarray, " n"]:
     return np.where(np.isfinite(pooled.log_likelihood), pooled.log_likelihood, 0.0)
 
 
-def _weights(temperature: float, pooled: PooledDraws, mixtures: Mixtures) -> Float[np.ndarray, " n"]:
+def _weights(
+    temperature: float, pooled: PooledDraws, mixtures: Mixtures
+) -> Float[np.ndarray, " n"]:
     """Return the normalised weights of all draws at a positive temperature."""
     known = np.isfinite(pooled.log_likelihood)
     logs = np.log(pooled.counts) + temperature * _finite(pooled) - mixtures.log_densities[0]
@@ -261,13 +301,15 @@ def _weights(temperature: float, pooled: PooledDraws, mixtures: Mixtures) -> Flo
 def _weights_without(
     weights: Float[np.ndarray, " n"], pooled: PooledDraws, mixtures: Mixtures
 ) -> Float[np.ndarray, "k n"]:
-    """Return the normalised weights of all draws when each of k blocks is left out, and with it its part of the
-    mixture."""
+    """Return the normalised weights of all draws when each of k blocks is left out, and with it its
+    part of the mixture."""
     kept = np.zeros((len(pooled.members), len(weights)))
     seen = weights > NEGLIGIBLE
     # w_n ∝ exp(tℓ_n)/mixture_n: without a block the numerator stays, and only the mixture changes.
     # Where the weight has vanished the ratio of mixtures may overflow, and 0 · ∞ is NaN.
-    kept[:, seen] = weights[seen] * np.exp(mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen])
+    kept[:, seen] = weights[seen] * np.exp(
+        mixtures.log_densities[:1, seen] - mixtures.log_densities[1:, seen]
+    )
     kept[pooled.blocks == np.arange(len(kept))[:, None]] = 0.0
     return kept / kept.sum(axis=1, keepdims=True)
 
@@ -275,8 +317,9 @@ def _weights_without(
 def _features_at(
     temperature: float, pooled: PooledDraws, weights: Float[np.ndarray, " n"], family: Family
 ) -> Float[np.ndarray, "n q"]:
-    """Return functions whose expectation at one temperature is zero: polynomial ones, low degrees first; then
-    K₀(·, landmarks)L⁻ᵀ with K₀ = LLᵀ among landmarks, whose coefficients have the norm of the kernel's space."""
+    """Return functions whose expectation at one temperature is zero: polynomial ones, low degrees
+    first; then K₀(·, landmarks)L⁻ᵀ with K₀ = LLᵀ among landmarks, whose coefficients have the norm
+    of the kernel's space."""
     if family.degree == 0:
         return np.zeros((len(weights), 0))
     centred = pooled.points - weights @ pooled.points
@@ -290,21 +333,34 @@ def _features_at(
     # Far draws of other rungs may overflow the features; their weight is nil.
     seen = (weights > NEGLIGIBLE)[:, None]
     z = np.where(seen, solve_lower(lower, centred.T).T, 0.0)
-    scores = np.where(seen, (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower, 0.0)
-    features = np.asarray(polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree)))
+    scores = np.where(
+        seen,
+        (temperature * pooled.gradient_log_likelihood + pooled.gradient_log_prior) @ lower,
+        0.0,
+    )
+    features = np.asarray(
+        polynomial_features(z, scores, polynomial_exponents(z.shape[1], family.degree))
+    )
     if not family.num_landmarks:
         return features
-    return np.concatenate([features, _landmark_features(weights, z, scores, family.num_landmarks)], axis=1)
+    return np.concatenate(
+        [features, _landmark_features(weights, z, scores, family.num_landmarks)], axis=1
+    )
 
 
-def _second_moments(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "q q"]:
+def _second_moments(
+    weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]
+) -> Float[np.ndarray, "q q"]:
     """Return Σ_n w_n x_n x_nᵀ, w_n ≥ 0; a product with its own transpose takes half the time."""
     half = np.sqrt(weights)[:, None] * features
     return half.T @ half
 
 
 def _landmark_features(
-    weights: Float[np.ndarray, " n"], z: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"], num_landmarks: int
+    weights: Float[np.ndarray, " n"],
+    z: Float[np.ndarray, "n d"],
+    scores: Float[np.ndarray, "n d"],
+    num_landmarks: int,
 ) -> Float[np.ndarray, "n J"]:
     """Return K₀(z, landmarks)L⁻ᵀ, the kernel scaled to a weighted mean diagonal of about one."""
     kernel = SquaredExponential(jnp.asarray(LENGTHSCALE * np.sqrt(z.shape[1])))
@@ -334,13 +390,15 @@ def _fit_node(
     members: Sequence[Int[np.ndarray, " _"] | slice],
     levels: "_Levels",
 ) -> _NodeFit:
-    """Regress the values on the features with all weights, and with those `kept` without each block.
+    """Regress the values on the features with all weights, and with those `kept` without each
+    block.
 
-    All fits share one pass of products: the Gram matrix of each block under the weights of all draws. Coefficients take
-    Newton steps, from gradients under the weights that are meant. The fit to all draws takes two, of which the second
-    removes the rounding of the normal equations (corrected seminormal equations; Björck 1987,
-    doi:10.1016/0024-3795(87)90101-7). A deletion takes one from there. As its Gram matrix is that of the weights before
-    they change, its error is of second order in that change.
+    All fits share one pass of products: the Gram matrix of each block under the weights of all
+    draws. Coefficients take Newton steps, from gradients under the weights that are meant. The fit
+    to all draws takes two, of which the second removes the rounding of the normal equations
+    (corrected seminormal equations; Björck 1987, doi:10.1016/0024-3795(87)90101-7). A deletion
+    takes one from there. As its Gram matrix is that of the weights before they change, its error is
+    of second order in that change.
     """
     # A Gram matrix without a block is the whole one minus the block's: the products for all blocks
     # cost as much as those for all draws once. A pass that all deletions share took a seventh of
@@ -378,7 +436,8 @@ def _gram(weights: Float[np.ndarray, " n"], features: Float[np.ndarray, "n q"]) 
 class _Levels(NamedTuple):
     """The columns of the features that each level of a family uses.
 
-    sizes : of the polynomials of each degree from zero, which lead. kernel_size : of those used with the kernel.
+    sizes : of the polynomials of each degree from zero, which lead. kernel_size : of those used
+        with the kernel.
     num_landmarks : columns of the kernel, the last ones.
     """
 
@@ -391,9 +450,13 @@ class _Levels(NamedTuple):
         return len(self.sizes) + (len(PENALTIES) if self.num_landmarks else 0)
 
     def gradients(
-        self, weights: Float[np.ndarray, "b n"], residuals: Float[np.ndarray, "n g"], features: Float[np.ndarray, "n q"]
+        self,
+        weights: Float[np.ndarray, "b n"],
+        residuals: Float[np.ndarray, "n g"],
+        features: Float[np.ndarray, "n q"],
     ) -> tuple[Float[np.ndarray, "b g q"], Float[np.ndarray, "b g"]]:
-        """Return Σ_n w_n x_n (r_n − r̄) for each row of normalised weights and each level, and the means r̄.
+        """Return Σ_n w_n x_n (r_n − r̄) for each row of normalised weights and each level, and the
+        means r̄.
 
         Only the columns of a level are filled.
         """
@@ -411,7 +474,8 @@ class _Levels(NamedTuple):
         gradient: Float[np.ndarray, "g q"],
         coefficients: Float[np.ndarray, "g q"],
     ) -> Float[np.ndarray, "g q"]:
-        """Return the change of the coefficients, zero outside each level, by which the penalised gradient vanishes."""
+        """Return the change of the coefficients, zero outside each level, by which the penalised
+        gradient vanishes."""
         top, kernel = self.sizes[-1], slice(self.sizes[-1], None)
         scale = np.ones(len(covariance))
         # Features of unit norm: a cubic of a far draw is 1e6 times a linear one, and one ridge
@@ -422,25 +486,31 @@ class _Levels(NamedTuple):
         slopes = gradient * scale
         factor, plain = _factor(gram[:top, :top]), len(self.sizes)
         change = np.zeros_like(gradient)
-        # One solve for all degrees: the first entries of L⁻¹x depend on the first of x only, and L⁻ᵀ keeps last zeros.
+        # One solve for all degrees: the first entries of L⁻¹x depend on the first of x only, and
+        # L⁻ᵀ keeps last zeros.
         beyond = np.arange(top)[:, None] >= np.array(self.sizes)
         half = np.where(beyond, 0.0, solve_lower(factor, slopes[:plain, :top].T))
         change[:plain, :top] = np.where(beyond, 0.0, solve_lower(factor, half, transposed=True)).T
         if self.num_landmarks:
-            # The kernel is what its columns have that the polynomials, which are not penalised, have not.
+            # The kernel is what its columns have that the polynomials, which are not penalised,
+            # have not.
             size = self.kernel_size
             lower = factor[:size, :size]
-            white = solve_lower(lower, np.concatenate([gram[:size, kernel], slopes[plain:, :size].T], axis=1))
+            white = solve_lower(
+                lower, np.concatenate([gram[:size, kernel], slopes[plain:, :size].T], axis=1)
+            )
             # Block elimination: the Schur complement of the polynomials is what is left to the
             # kernel, and only it has a penalty.
             shared, half = white[:, : self.num_landmarks], white[:, self.num_landmarks :]
             own = gram[kernel, kernel] - shared.T @ shared
             for level, penalty in enumerate(PENALTIES):
-                slope = slopes[plain + level, kernel] - penalty * coefficients[plain + level, kernel]
+                slope = (
+                    slopes[plain + level, kernel] - penalty * coefficients[plain + level, kernel]
+                )
                 right = slope - shared.T @ half[:, level]
-                change[plain + level, kernel] = PositiveMatrix(own + penalty * np.eye(len(own))).solve(right[:, None])[
-                    :, 0
-                ]
+                change[plain + level, kernel] = PositiveMatrix(
+                    own + penalty * np.eye(len(own))
+                ).solve(right[:, None])[:, 0]
             solved = change[plain:, kernel].T
             change[plain:, :size] = solve_lower(lower, half - shared @ solved, transposed=True).T
         return change * scale

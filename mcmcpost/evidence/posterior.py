@@ -1,7 +1,7 @@
 """The log evidence without a ladder: bridges from posterior draws, and the Laplace approximation.
 
-Bridges to a fitted density, plain and controlled, give one answer from posterior draws alone. Importance sampling from
-the Laplace approximation is independent of the draws, in a few dimensions.
+Bridges to a fitted density, plain and controlled, give one answer from posterior draws alone.
+Importance sampling from the Laplace approximation is independent of the draws, in a few dimensions.
 """
 
 from collections.abc import Callable
@@ -49,23 +49,26 @@ from mcmcpost.evidence.warp import Normal
 from mcmcpost.scores import value_and_score
 
 PROPOSALS_PER_DRAW, MOST_PROPOSALS = 16, 20_000
-"""Proposals for each draw of a half, by default, and how many there are at most unless the half has more draws.
+"""Proposals for each draw of a half, by default, and how many there are at most unless the half has
+more draws.
 
-A proposal costs one evaluation of the density, and a draw of a trace many gradients. The squared error of a bridge
-falls with draws and proposals together: few draws are no floor.
+A proposal costs one evaluation of the density, and a draw of a trace many gradients. The squared
+error of a bridge falls with draws and proposals together: few draws are no floor.
 """
 
 FIRST_NODES, NUM_NODES = 2, 4
-"""Gauss–Legendre nodes of the path from a fitted normal, which is short and nowhere steep: at a first look, and where
-the path may be the answer. Kronrod's are one more each."""
+"""Gauss–Legendre nodes of the path from a fitted normal, which is short and nowhere steep: at a
+first look, and where the path may be the answer. Kronrod's are one more each."""
 
 HOPE = 5.0
-"""Error of the path with polynomials alone, in units of the smallest of the other bridges, up to which a kernel is
-tried on it. The kernel makes it about five times smaller for regressions of three and six parameters, of which it then
-is the answer to the former; for eight schools, at ten to twenty of these units, 1.7 times."""
+"""Error of the path with polynomials alone, in units of the smallest of the other bridges, up to
+which a kernel is tried on it. The kernel makes it about five times smaller for regressions of three
+and six parameters, of which it then is the answer to the former; for eight schools, at ten to
+twenty of these units, 1.7 times."""
 
 QUADRATIC = 2
-"""Degree from which the control variate removes the errors of the fitted moments, which both halves share."""
+"""Degree from which the control variate removes the errors of the fitted moments, which both halves
+share."""
 
 FEW_PARTICIPANTS = 100.0
 """Effective draws in the overlap below which the error itself is uncertain."""
@@ -75,7 +78,8 @@ class PosteriorDraws(NamedTuple):
     """Draws of a posterior, and its log density q, not normalised, at each of them.
 
     draws : (c, n, d) on the unconstrained space. names : d labels.
-    log_density : (c, n) log q. scores : (c, n, d) ∇ log q, for control variates; None for plain estimates alone.
+    log_density : (c, n) log q. scores : (c, n, d) ∇ log q, for control variates; None for plain
+        estimates alone.
     values, slopes : log q (m,) and ∇ log q (m, d) at any points (m, d), log-Jacobian included.
     weights : of the draws, None where they are equal.
     """
@@ -90,7 +94,11 @@ class PosteriorDraws(NamedTuple):
 
 
 def evaluate_draws(
-    draws: object, logdensity_fn: Callable[[Array], Array], names: tuple[str, ...] | None = None, *, scores: bool = True
+    draws: object,
+    logdensity_fn: Callable[[Array], Array],
+    names: tuple[str, ...] | None = None,
+    *,
+    scores: bool = True,
 ) -> PosteriorDraws:
     """Return draws with their log density and, if asked for, its gradient.
 
@@ -98,9 +106,12 @@ def evaluate_draws(
 
     Raises
     ------
-    ValueError : draws that are not finite (c, n, d); a log density that is not a finite scalar at each of them.
+    ValueError : draws that are not finite (c, n, d); a log density that is not a finite scalar at
+        each of them.
     """
-    check_function(WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
+    check_function(
+        WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,)."
+    )
 
     def score(point: Array) -> Array:
         return value_and_score(logdensity_fn, point).score
@@ -121,11 +132,13 @@ def evaluate_rows(
     *,
     scores: bool = True,
 ) -> PosteriorDraws:
-    """Return draws with a log density of any origin, see `PosteriorDraws`, and, if asked for, its gradient.
+    """Return draws with a log density of any origin, see `PosteriorDraws`, and, if asked for, its
+    gradient.
 
     Raises
     ------
-    ValueError : draws that are not finite (c, n, d); a log density that is not finite at each of them.
+    ValueError : draws that are not finite (c, n, d); a log density that is not finite at each of
+        them.
     """
 
     def checked(points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
@@ -136,7 +149,9 @@ def evaluate_rows(
     found = checked(rows)
     check_inside(found)
     at_draws = slopes(rows).reshape(points.shape) if scores else None
-    return PosteriorDraws(points, labels, found.reshape(points.shape[:2]), at_draws, checked, slopes)
+    return PosteriorDraws(
+        points, labels, found.reshape(points.shape[:2]), at_draws, checked, slopes
+    )
 
 
 def estimate_from_posterior(
@@ -151,28 +166,31 @@ def estimate_from_posterior(
 
     Weighted draws are bridged with their weights, by self-normalised means.
 
-    The density is that of a `Warp`, a normal that is bent where the draws say so. It is fitted twice: to the draws, and
-    to these and its first proposals together (`refit_halves`), which are many more. In the coordinates in which it is
-    standard normal the estimates are, from simple to rich: ``bridge (warp-III)``, of the first fit, to the posterior
-    averaged with its mirror image, and ``bridge (fitted)``, of the second, to the posterior itself; with scores also
-    ``bridge (controlled)``, both means of the latter with control variates. ``bridge (controlled path)`` is
-    thermodynamic integration from the normal to the posterior with control variates on the path: from a normal, log q −
-    log g is nearly a polynomial. A richer one is the answer if its error is smaller by `NEED`; the others are
-    cross-checks. All share the draws. No error is below the rounding of log q, which all draws share.
+    The density is that of a `Warp`, a normal that is bent where the draws say so. It is fitted
+    twice: to the draws, and to these and its first proposals together (`refit_halves`), which are
+    many more. In the coordinates in which it is standard normal the estimates are, from simple to
+    rich: ``bridge (warp-III)``, of the first fit, to the posterior averaged with its mirror image,
+    and ``bridge (fitted)``, of the second, to the posterior itself; with scores also ``bridge
+    (controlled)``, both means of the latter with control variates. ``bridge (controlled path)`` is
+    thermodynamic integration from the normal to the posterior with control variates on the path:
+    from a normal, log q − log g is nearly a polynomial. A richer one is the answer if its error is
+    smaller by `NEED`; the others are cross-checks. All share the draws. No error is below the
+    rounding of log q, which all draws share.
 
     Parameters
     ----------
-    method : control variate of the mean over the draws, beside polynomials for that over the proposals (`normal_mean`);
-        the plain mean for plain estimates alone.
-    degree : of the polynomials on the path; by default chosen by the honest error, up to three. Zero: no path.
+    method : control variate of the mean over the draws, beside polynomials for that over the
+        proposals (`normal_mean`); the plain mean for plain estimates alone.
+    degree : of the polynomials on the path; by default chosen by the honest error, up to three.
+        Zero: no path.
     num_proposals : draws of the second fit for each half, and evaluations of the first; by default
         `PROPOSALS_PER_DRAW` for each draw of it.
 
     Returns
     -------
-    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``), the Pareto k̂ of
-        importance sampling from the fitted density (``pareto_khat``), which says how far the posterior is from it, and
-        how many ``densities`` and ``gradients`` were evaluated.
+    Evidence : without rungs; `info` has the effective draws in the overlap (``participants``), the
+        Pareto k̂ of importance sampling from the fitted density (``pareto_khat``), which says how
+        far the posterior is from it, and how many ``densities`` and ``gradients`` were evaluated.
     """
     points, names, weights = posterior.draws, posterior.names, posterior.weights
     c, n, _ = points.shape
@@ -184,12 +202,17 @@ def estimate_from_posterior(
     for_bridges, for_path = jax.random.split(key)
     number = num_proposals or _number_of_proposals(c * (n // 2))
     halved = partial(
-        evaluate_halves, posterior.values, points, names, known=posterior.log_density, weights=posterior.weights
+        evaluate_halves,
+        posterior.values,
+        points,
+        names,
+        known=posterior.log_density,
+        weights=posterior.weights,
     )
-    # Plain bridges cost nothing beyond these densities, so both are always there as cross-checks. The
-    # first fit spends its evaluations on proposals and their mirror images, both of which are refitted
-    # to: for eight schools at 4 × 250 draws the error falls from 0.0050, with one fit, to 0.0026 at
-    # 1.8 times the evaluations, and to 0.0020 with polynomials.
+    # Plain bridges cost nothing beyond these densities, so both are always there as cross-checks.
+    # The first fit spends its evaluations on proposals and their mirror images, both of which are
+    # refitted to: for eight schools at 4 × 250 draws the error falls from 0.0050, with one fit, to
+    # 0.0026 at 1.8 times the evaluations, and to 0.0020 with polynomials.
     for_first, for_second = jax.random.split(for_bridges)
     first = halved(for_first, bent=True, num_proposals=-(-min(number, MOST_PROPOSALS) // 2))
     halves = refit_halves(posterior.values, first, names, for_second, number)
@@ -204,7 +227,9 @@ def estimate_from_posterior(
             # z, and its expectation along the path is what Stein features reproduce.
             straight = halved(for_path, symmetric=False)
             least = np.nanmin([e.error for e in estimates], initial=np.inf)
-            estimates.append(_path_bridge(straight, posterior.scores, posterior.slopes, degree, least))
+            estimates.append(
+                _path_bridge(straight, posterior.scores, posterior.slopes, degree, least)
+            )
             densities, gradients = densities + c * n, gradients + c * n
     # Of the density itself: the symmetrised one would hide a one-sided tail.
     size |= {"pareto_khat": estimates[1].info["khat_proposals"]}
@@ -214,7 +239,10 @@ def estimate_from_posterior(
     ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
     uneven = _uneven(weights)
     if uneven:
-        ordered = [e if e.status is Status.NOT_CONVERGED else e._replace(status=Status.HEAVY_TAIL) for e in ordered]
+        ordered = [
+            e if e.status is Status.NOT_CONVERGED else e._replace(status=Status.HEAVY_TAIL)
+            for e in ordered
+        ]
     evidence = _evidence(ordered, uneven + _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
 
@@ -244,8 +272,9 @@ def _uneven(weights: Weights | None) -> tuple[str, ...]:
     if weights is None or not weights.khat > GOOD_KHAT:
         return ()
     return (
-        f"Pareto k-hat {weights.khat:.2g} of the weights is above {GOOD_KHAT}: {weights.ess:.3g} effective draws"
-        " decide, and neither the value nor its error is reliable. Draw from closer to the posterior",
+        f"Pareto k-hat {weights.khat:.2g} of the weights is above {GOOD_KHAT}: "
+        f"{weights.ess:.3g} effective draws decide, and neither the value nor its error is "
+        "reliable. Draw from closer to the posterior",
     )
 
 
@@ -254,15 +283,22 @@ def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
     texts += halves_complaint(best.info)
     if MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
         texts.append(
-            f"{best.info['participants']:.3g} effective draws lie where the posterior and the fitted density overlap,"
-            " and the error is rough. A ladder of power posteriors needs no fitted density"
+            f"{best.info['participants']:.3g} effective draws lie where the posterior and the "
+            "fitted density overlap, and the error is rough. A ladder of power posteriors "
+            "needs no fitted density"
         )
     return tuple(texts)
 
 
-def _evidence(estimates: list[EvidenceEstimate], complaints: tuple[str, ...], info: dict[str, Any]) -> Evidence:
+def _evidence(
+    estimates: list[EvidenceEstimate], complaints: tuple[str, ...], info: dict[str, Any]
+) -> Evidence:
     best = estimates[0]
-    shown = {key: best.info[key] for key in ("participants", "halves", "halves_mcse", "controls") if key in best.info}
+    shown = {
+        key: best.info[key]
+        for key in ("participants", "halves", "halves_mcse", "controls")
+        if key in best.info
+    }
     return Evidence(
         value=best.value,
         mcse=best.mcse,
@@ -287,23 +323,35 @@ def _path_bridge(
     degree: int | None,
     least: float,
 ) -> EvidenceEstimate:
-    """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance control variates.
+    """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance
+    control variates.
 
-    The draws of g and those of the posterior are the two rungs of a ladder on which log q − log g is the log
-    likelihood, pooled (docs/mathematics.md section 3): every draw serves every t, at which its score is known. Where
-    the posterior is near the normal, log q − log g is nearly a polynomial, whose expectation Stein features reproduce.
+    The draws of g and those of the posterior are the two rungs of a ladder on which log q − log g
+    is the log likelihood, pooled (docs/mathematics.md section 3): every draw serves every t, at
+    which its score is known. Where the posterior is near the normal, log q − log g is nearly a
+    polynomial, whose expectation Stein features reproduce.
 
-    least : the smallest error of the other bridges. Polynomials at few nodes come first; a kernel and more nodes take
-        twice their time, and are spent where the path may then be the answer (`HOPE`).
+    least : the smallest error of the other bridges. Polynomials at few nodes come first; a kernel
+        and more nodes take twice their time, and are spent where the path may then be the answer
+        (`HOPE`).
     """
     ladders = [_path_ladder(half, scores[:, half.rows], slopes) for half in halves]
     # The kernel at nine nodes took half of the time on eight schools, where the path is never the
     # answer (5.3 CPU s before this first look, 1.7 with it, at 4 × 250 draws); without any kernel
     # the errors of two regressions were four to five times as large.
-    found = [_path_half(ladder, half, degree, kernel=False) for ladder, half in zip(ladders, halves, strict=True)]
+    found = [
+        _path_half(ladder, half, degree, kernel=False)
+        for ladder, half in zip(ladders, halves, strict=True)
+    ]
     if degree is None and np.linalg.norm([path.mcse for path in found]) / 2 < HOPE * least:
-        found = [_path_half(ladder, half, degree, kernel=True) for ladder, half in zip(ladders, halves, strict=True)]
-    values, errors = np.array([path.value for path in found]), np.array([path.mcse for path in found])
+        found = [
+            _path_half(ladder, half, degree, kernel=True)
+            for ladder, half in zip(ladders, halves, strict=True)
+        ]
+    values, errors = (
+        np.array([path.value for path in found]),
+        np.array([path.mcse for path in found]),
+    )
     degrees = [path.degree for path in found]
     # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
     together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
@@ -324,7 +372,8 @@ def _path_bridge(
 
 
 class _PathLadder(NamedTuple):
-    """Draws of g and of the posterior as two rungs, log q − log g less `shift` as their log likelihood."""
+    """Draws of g and of the posterior as two rungs, log q − log g less `shift` as their log
+    likelihood."""
 
     ladder: Ladder
     shift: float
@@ -333,7 +382,8 @@ class _PathLadder(NamedTuple):
 def _path_ladder(
     half: Half, scores: Float[np.ndarray, "c n d"], slopes: Callable[[np.ndarray], np.ndarray]
 ) -> _PathLadder:
-    """Return the ladder of one half, with as many proposals as draws; log q − log g is shifted to keep its digits.
+    """Return the ladder of one half, with as many proposals as draws; log q − log g is shifted to
+    keep its digits.
 
     All is in the coordinates in which g is standard normal.
     """
@@ -347,7 +397,9 @@ def _path_ladder(
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
     # log q may be −1e6 everywhere; what the path integrates is its variation.
     shift = float(np.median(drawn))
-    return _PathLadder(make_ladder([0.0, 1.0], both, log_ratio - shift, at_both + both, -both), shift)
+    return _PathLadder(
+        make_ladder([0.0, 1.0], both, log_ratio - shift, at_both + both, -both), shift
+    )
 
 
 def _path_half(own: _PathLadder, half: Half, degree: int | None, *, kernel: bool) -> PooledPath:
@@ -357,8 +409,11 @@ def _path_half(own: _PathLadder, half: Half, degree: int | None, *, kernel: bool
     nodes = NUM_NODES if kernel or degree is not None else FIRST_NODES
     path = pooled_path(ladder, degree=degree, num_nodes=nodes, power=1.0, kernel=kernel, last=last)
     if degree:
-        # A degree that was asked for was not chosen by its error, so what it changed is no part of that.
-        path = path._replace(mcse=float(np.hypot(path_error(ladder, path.fit, degree, last), path.start_error)))
+        # A degree that was asked for was not chosen by its error, so what it changed is no part of
+        # that.
+        path = path._replace(
+            mcse=float(np.hypot(path_error(ladder, path.fit, degree, last), path.start_error))
+        )
     return path._replace(value=path.value + shift)
 
 
@@ -367,8 +422,8 @@ FREEDOM = 5.0
 SCALES = np.array([1.0, 3.0])
 
 SHARES = np.array([0.9, 0.1])
-"""Nine tenths of the proposals have the scale of the Laplace approximation. The rest are three times wider, for tails
-that the curvature at the mode does not show."""
+"""Nine tenths of the proposals have the scale of the Laplace approximation. The rest are three
+times wider, for tails that the curvature at the mode does not show."""
 
 MIN_ESS = 100.0
 
@@ -385,9 +440,9 @@ def laplace_importance(
 ) -> EvidenceEstimate:
     """Estimate log ∫q by importance sampling from Student t proposals at the mode of q.
 
-    L-BFGS finds the mode from the draw of highest density; the proposals have five degrees of freedom, the
-    inverse of −∇²log q as scale, and a tenth of them three times that. It needs one mode and at most
-    about twenty dimensions.
+    L-BFGS finds the mode from the draw of highest density; the proposals have five degrees of
+    freedom, the inverse of −∇²log q as scale, and a tenth of them three times that. It needs one
+    mode and at most about twenty dimensions.
 
     Parameters
     ----------
@@ -398,11 +453,13 @@ def laplace_importance(
 
     Returns
     -------
-    EvidenceEstimate : status ``plain``, or ``not_converged`` where no mode with a negative definite Hessian is found
-        (NaN) or the weights collapse to an effective sample size below a hundred. `info` has the mode, the
-        ``laplace`` approximation itself, the effective sample size and the largest weight.
+    EvidenceEstimate : status ``plain``, or ``not_converged`` where no mode with a negative definite
+        Hessian is found (NaN) or the weights collapse to an effective sample size below a hundred.
+        `info` has the mode, the ``laplace`` approximation itself, the effective sample size and the
+        largest weight.
 
-    Source: Geweke (1989, Econometrica 57); Hesterberg (1995, doi:10.1080/00401706.1995.10484303) for the mixture.
+    Source: Geweke (1989, Econometrica 57); Hesterberg (1995, doi:10.1080/00401706.1995.10484303)
+    for the mixture.
     """
     where = "laplace_importance"
     check_key(where, key)
@@ -410,12 +467,16 @@ def laplace_importance(
     # check of the bridges.
     points, _ = check_draws(where, draws, names)
     check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
-    check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,).")
+    check_function(
+        where, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,)."
+    )
     flat = points.reshape(-1, points.shape[-1])
     density = checked_density(where, logdensity_fn, flat.shape[-1])
     at_draws = density(flat)
     if not np.isfinite(at_draws).any():
-        raise InputError(where, "a draw of finite log density", "−∞ at all", "Draws are unconstrained.")
+        raise InputError(
+            where, "a draw of finite log density", "−∞ at all", "Draws are unconstrained."
+        )
     mode, hessian = in_either_precision(lambda: _climb(logdensity_fn, flat[np.argmax(at_draws)]))
     try:
         # Cholesky of the matrix with rows and columns reversed is upper triangular after reversing
@@ -424,8 +485,11 @@ def laplace_importance(
         upper = np.linalg.cholesky(-(hessian + hessian.T)[::-1, ::-1] / 2)[::-1, ::-1]
     except np.linalg.LinAlgError:
         reason = "the Hessian at the mode is not negative definite"
-        return EvidenceEstimate(METHOD, np.nan, np.nan, Status.NOT_CONVERGED, {"mode": mode.tolist(), "reason": reason})
-    # −H = U Uᵀ with U upper triangular, so that its inverse transpose is lower triangular, as `Normal` has it.
+        return EvidenceEstimate(
+            METHOD, np.nan, np.nan, Status.NOT_CONVERGED, {"mode": mode.tolist(), "reason": reason}
+        )
+    # −H = U Uᵀ with U upper triangular, so that its inverse transpose is lower triangular, as
+    # `Normal` has it.
     laplace = Normal(mode, np.linalg.inv(upper).T)
 
     standard, log_proposal = _student_mixture(key, num_proposals, laplace)
@@ -454,7 +518,8 @@ def laplace_importance(
 def _climb(
     logdensity_fn: Callable[[Array], Array], start: Float[np.ndarray, " d"]
 ) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, "d d"]]:
-    """Return the mode that L-BFGS reaches from `start`, or the best point in the support, and the Hessian there."""
+    """Return the mode that L-BFGS reaches from `start`, or the best point in the support, and the
+    Hessian there."""
     slope = jax.jit(jax.value_and_grad(lambda x: -logdensity_fn(x)))
 
     def downhill(x: np.ndarray) -> tuple[float, np.ndarray]:
@@ -464,24 +529,34 @@ def _climb(
         # infinity or NaN.
         return (float(value), gradient) if usable else (1e300, np.zeros_like(x))
 
-    mode = minimize(downhill, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000, "gtol": 1e-8}).x
+    mode = minimize(
+        downhill, start, jac=True, method="L-BFGS-B", options={"maxiter": 1_000, "gtol": 1e-8}
+    ).x
     return mode, np.asarray(jax.jit(jax.hessian(logdensity_fn))(jnp.asarray(mode)), float)
 
 
 def _student_mixture(
     key: jax.Array, number: int, normal: Normal
 ) -> tuple[Float[np.ndarray, "n d"], Float[np.ndarray, " n"]]:
-    """Return standardised proposals of the mixture of two Student t and their log density on the original space."""
+    """Return standardised proposals of the mixture of two Student t and their log density on the
+    original space."""
     d = len(normal.mean)
     of_direction, of_radius, of_part = jax.random.split(key, 3)
-    radius = np.sqrt(FREEDOM / np.asarray(jax.random.chisquare(of_radius, FREEDOM, (number,), float)))
+    radius = np.sqrt(
+        FREEDOM / np.asarray(jax.random.chisquare(of_radius, FREEDOM, (number,), float))
+    )
     part = np.asarray(jax.random.bernoulli(of_part, SHARES[1], (number,))).astype(int)
-    z = np.asarray(jax.random.normal(of_direction, (number, d), float)) * (radius * SCALES[part])[:, None]
+    z = (
+        np.asarray(jax.random.normal(of_direction, (number, d), float))
+        * (radius * SCALES[part])[:, None]
+    )
     constant = gammaln((FREEDOM + d) / 2) - gammaln(FREEDOM / 2) - 0.5 * d * np.log(FREEDOM * np.pi)
     constant -= np.log(np.diagonal(normal.lower)).sum()
     square = (z**2).sum(axis=1)
     parts = [
-        np.log(share) - d * np.log(scale) - 0.5 * (FREEDOM + d) * np.log1p(square / (FREEDOM * scale**2))
+        np.log(share)
+        - d * np.log(scale)
+        - 0.5 * (FREEDOM + d) * np.log1p(square / (FREEDOM * scale**2))
         for share, scale in zip(SHARES, SCALES, strict=True)
     ]
     return z, constant + np.logaddexp(*parts)

@@ -24,17 +24,19 @@ if TYPE_CHECKING:
 
 
 EVIDENCE_GROUP, BRIDGE_GROUP = "evidence", "evidence_bridge"
-"""The groups of a tree that hold an evidence, and the bridge that stands beside the evidence of a ladder."""
+"""The groups of a tree that hold an evidence, and the bridge that stands beside the evidence of a
+ladder."""
 
 
 class Evidence(NamedTuple):
-    """A log evidence with both error terms, other estimates on the same draws, and the path that was integrated.
+    """A log evidence with both error terms, other estimates on the same draws, and the path that
+    was integrated.
 
-    That of a posterior trace alone has no rungs: `temperatures` and `used` are empty, `health`, `rungs` and `pooled`
-    None.
+    That of a posterior trace alone has no rungs: `temperatures` and `used` are empty, `health`,
+    `rungs` and `pooled` None.
 
-    value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the quadrature error
-        along the path, not a standard error.
+    value : log p(y), in nats. mcse : Monte Carlo standard error. discretisation_error : size of the
+        quadrature error along the path, not a standard error.
     status, method : what happened and which estimator `value` is, ``pooled`` or a rule.
     complaints : sentences on what is wrong with the ladder and why the pooled path was not used.
     estimates : every method on the same draws, that of `value` first.
@@ -42,14 +44,16 @@ class Evidence(NamedTuple):
     used : the rungs that were usable, to which `rungs` and `pooled` refer.
     rungs : controlled means and variances rung by rung; None where an end of the ladder is missing.
     pooled : the continuous path; None where it was not asked for.
-    info : JSON-able facts. ``halves`` and ``halves_mcse``: the value from the earlier and the later half of each chain.
-        Of a ladder also ``reference`` (``prior``, or ``fitted normal``), ``barrier`` Λ, ``advised_rungs`` and, with
-        replica exchange, ``round_trips``; of a trace ``participants``, ``pareto_khat``, and how many ``densities`` and
-        ``gradients`` were evaluated; ``score_gate`` what the gate found, where it failed.
-    diagnostics : of a ladder, for the rungs in `used`, barrier, rejection and swap rates and where the error comes
-        from; of a trace the overlap of posterior and fitted density. None where it is unknown.
-    bridge : of a ladder, the evidence of its posterior by bridges, where that was given; its estimates are among those
-        of the ladder.
+    info : JSON-able facts. ``halves`` and ``halves_mcse``: the value from the earlier and the later
+        half of each chain. Of a ladder also ``reference`` (``prior``, or ``fitted normal``),
+        ``barrier`` Λ, ``advised_rungs`` and, with replica exchange, ``round_trips``; of a trace
+        ``participants``, ``pareto_khat``, and how many ``densities`` and ``gradients`` were
+        evaluated; ``score_gate`` what the gate found, where it failed.
+    diagnostics : of a ladder, for the rungs in `used`, barrier, rejection and swap rates and where
+        the error comes from; of a trace the overlap of posterior and fitted density. None where it
+        is unknown.
+    bridge : of a ladder, the evidence of its posterior by bridges, where that was given; its
+        estimates are among those of the ladder.
     """
 
     value: float
@@ -74,17 +78,21 @@ class Evidence(NamedTuple):
         return float(np.hypot(self.mcse, self.discretisation_error))
 
     def to_dataframe(self) -> "pandas.DataFrame":
-        """Return one row per method on the same draws: log_evidence, mcse, discretisation_error, status.
+        """Return one row per method on the same draws: log_evidence, mcse, discretisation_error,
+        status.
 
-        The first row is the one that is reported; `discretisation_error` is NaN for methods that have none. Where there
-        are bridges also khat_proposals and khat_draws, the Pareto k̂ of both sides (docs/methods/bridge.md).
+        The first row is the one that is reported; `discretisation_error` is NaN for methods that
+        have none. Where there are bridges also khat_proposals and khat_draws, the Pareto k̂ of both
+        sides (docs/methods/bridge.md).
         """
         import pandas
 
         columns: dict[str, Any] = {
             "log_evidence": [e.value for e in self.estimates],
             "mcse": [e.mcse for e in self.estimates],
-            "discretisation_error": [e.info.get("discretisation_error", np.nan) for e in self.estimates],
+            "discretisation_error": [
+                e.info.get("discretisation_error", np.nan) for e in self.estimates
+            ],
             "status": [str(e.status) for e in self.estimates],
         }
         for side in ("khat_proposals", "khat_draws"):
@@ -96,15 +104,18 @@ class Evidence(NamedTuple):
         )
 
     def rungs_to_dataframe(self) -> "pandas.DataFrame":
-        """Return one row per rung: means and variances of the log likelihood, plain and controlled, and diagnostics.
+        """Return one row per rung: means and variances of the log likelihood, plain and controlled,
+        and diagnostics.
 
-        mean, mcse are plain; mean_cv, mcse_cv controlled by the rung's own draws; variance, variance_mcse of the log
-        likelihood controlled likewise; gain (mcse/mcse_cv)²; method and status of the control variate; rhat, ess (of
-        the log likelihood), distinct states of the draws, how many are impossible (of zero likelihood) and whether the
-        half-chains agree (converged); problem why a rung was left out. With the next rung: overlap, the probability
-        that a draw of one is attributed to the other (0.03 is needed for the pooled path); rejection, the expected
-        rejection rate of a swap, half or less on a good ladder; swap_rate, the accepted fraction where the sampler
-        swapped. error_share is the share of the variance of the value that is due to the draws of the rung.
+        mean, mcse are plain; mean_cv, mcse_cv controlled by the rung's own draws; variance,
+        variance_mcse of the log likelihood controlled likewise; gain (mcse/mcse_cv)²; method and
+        status of the control variate; rhat, ess (of the log likelihood), distinct states of the
+        draws, how many are impossible (of zero likelihood) and whether the half-chains agree
+        (converged); problem why a rung was left out. With the next rung: overlap, the probability
+        that a draw of one is attributed to the other (0.03 is needed for the pooled path);
+        rejection, the expected rejection rate of a swap, half or less on a good ladder; swap_rate,
+        the accepted fraction where the sampler swapped. error_share is the share of the variance of
+        the value that is due to the draws of the rung.
         """
         import pandas
 
@@ -136,7 +147,10 @@ class Evidence(NamedTuple):
                     "ess": spread(rungs.variance_plain / rungs.mean_error_plain**2),
                 }
                 # Objects and not fixed-width strings: an empty entry must not cut the others short.
-                for name, texts in (("method", rungs.method), ("status", tuple(map(str, rungs.status)))):
+                for name, texts in (
+                    ("method", rungs.method),
+                    ("status", tuple(map(str, rungs.status))),
+                ):
                     columns[name] = np.full(size, "", dtype=object)
                     columns[name][used] = texts
         if self.pooled is not None and isinstance(self.diagnostics, PathDiagnostics):
@@ -147,12 +161,15 @@ class Evidence(NamedTuple):
                 "swap_rate": spread(np.append(self.diagnostics.swap_rate, np.nan)),
                 "error_share": spread(self.diagnostics.error_share),
             }
-        columns |= {name: getattr(health, name) for name in ("rhat", "states", "impossible", "converged")}
+        columns |= {
+            name: getattr(health, name) for name in ("rhat", "states", "impossible", "converged")
+        }
         columns |= {"problem": list(health.problem)}
         return pandas.DataFrame(columns, index=index)
 
     def path_to_dataframe(self) -> "pandas.DataFrame":
-        """Return the continuous path at the quadrature nodes: mean and mean_cv of ℓ, weighted ess, variance_ratio."""
+        """Return the continuous path at the quadrature nodes: mean and mean_cv of ℓ, weighted ess,
+        variance_ratio."""
         import pandas
 
         pooled = self.pooled
@@ -169,19 +186,26 @@ class Evidence(NamedTuple):
         )
 
     def to_datatree(self, tree: "xarray.DataTree | None" = None) -> "xarray.DataTree":
-        """Return a new tree with the evidence in the group `evidence`; `tree` is not changed. See `from_datatree`.
+        """Return a new tree with the evidence in the group `evidence`; `tree` is not changed. See
+        `from_datatree`.
 
-        Variables over `method`, over `temperature` (the rungs), over `node` (the continuous path) and over
-        `barrier_temperature`, as in the tables, and the overlap of a bridge; attrs log_evidence, mcse,
-        discretisation_error, status, method_reported, complaints (one a line). A bridge beside the evidence of a ladder
-        is in the group `evidence_bridge`.
+        Variables over `method`, over `temperature` (the rungs), over `node` (the continuous path)
+        and over `barrier_temperature`, as in the tables, and the overlap of a bridge; attrs
+        log_evidence, mcse, discretisation_error, status, method_reported, complaints (one a line).
+        A bridge beside the evidence of a ladder is in the group `evidence_bridge`.
         """
         import xarray
 
         if tree is not None:
             check_tree_type("Evidence.to_datatree", tree)
-        methods, rungs, path = self.to_dataframe(), self.rungs_to_dataframe(), self.path_to_dataframe()
-        variables: dict[str, Any] = {f"method_{name}": ("method", methods[name].to_numpy()) for name in methods}
+        methods, rungs, path = (
+            self.to_dataframe(),
+            self.rungs_to_dataframe(),
+            self.path_to_dataframe(),
+        )
+        variables: dict[str, Any] = {
+            f"method_{name}": ("method", methods[name].to_numpy()) for name in methods
+        }
         # netCDF has no nested values: the facts of each estimate go through JSON.
         infos = [json.dumps(json_able(e.info), allow_nan=False) for e in self.estimates]
         variables["method_info"] = ("method", np.array(infos, object))
@@ -199,8 +223,13 @@ class Evidence(NamedTuple):
             for name, sets in self.diagnostics._asdict().items():
                 # The halves may have different numbers of draws, and so each has a dimension to
                 # itself.
-                variables |= {f"{name}_{half}": (f"{name}_{half}_row", values) for half, values in enumerate(sets)}
-        flat = {key: value for key, value in self.info.items() if isinstance(value, int | float | str)}
+                variables |= {
+                    f"{name}_{half}": (f"{name}_{half}_row", values)
+                    for half, values in enumerate(sets)
+                }
+        flat = {
+            key: value for key, value in self.info.items() if isinstance(value, int | float | str)
+        }
         nested = {key: value for key, value in self.info.items() if key not in flat}
         results = xarray.Dataset(
             variables,
@@ -218,7 +247,11 @@ class Evidence(NamedTuple):
             },
         )
         # An earlier bridge would otherwise stand beside an evidence that it was not compared with.
-        new = xarray.DataTree() if tree is None else tree.drop_nodes(BRIDGE_GROUP, errors="ignore").copy()
+        new = (
+            xarray.DataTree()
+            if tree is None
+            else tree.drop_nodes(BRIDGE_GROUP, errors="ignore").copy()
+        )
         new[EVIDENCE_GROUP] = xarray.DataTree(results)
         if self.bridge is not None:
             new[BRIDGE_GROUP] = self.bridge.to_datatree()[EVIDENCE_GROUP]
@@ -228,8 +261,9 @@ class Evidence(NamedTuple):
     def from_datatree(cls, tree: "xarray.DataTree") -> "Evidence":
         """Return the evidence that `to_datatree` wrote to a tree; nothing is computed again.
 
-        Tables, figures and comparisons are those of the evidence that was written. What only its estimation needed is
-        not stored: of `rungs` the series and covariances, of `pooled` the fit of each block and the mixtures.
+        Tables, figures and comparisons are those of the evidence that was written. What only its
+        estimation needed is not stored: of `rungs` the series and covariances, of `pooled` the fit
+        of each block and the mixtures.
 
         Raises
         ------
@@ -238,14 +272,19 @@ class Evidence(NamedTuple):
         return stored_evidence("Evidence.from_datatree", tree)
 
     def to_json_dict(self) -> dict[str, Any]:
-        """Return value, errors, status, every method, rungs and path, with None for NaN and infinities.
+        """Return value, errors, status, every method, rungs and path, with None for NaN and
+        infinities.
 
-        `load_tree` reads a JSON file of it. It has all of the evidence but the overlap of a bridge, whose values are as
-        many as the draws.
+        `load_tree` reads a JSON file of it. It has all of the evidence but the overlap of a bridge,
+        whose values are as many as the draws.
         """
-        rungs, path = (table.reset_index() for table in (self.rungs_to_dataframe(), self.path_to_dataframe()))
+        rungs, path = (
+            table.reset_index() for table in (self.rungs_to_dataframe(), self.path_to_dataframe())
+        )
         drawn = self.diagnostics
-        barrier = {"barrier_path": drawn.barrier._asdict()} if isinstance(drawn, PathDiagnostics) else {}
+        barrier = (
+            {"barrier_path": drawn.barrier._asdict()} if isinstance(drawn, PathDiagnostics) else {}
+        )
         return json_able(
             {
                 "log_evidence": self.value,
@@ -255,7 +294,13 @@ class Evidence(NamedTuple):
                 "method": self.method,
                 "complaints": list(self.complaints),
                 "methods": [
-                    {"method": e.method, "log_evidence": e.value, "mcse": e.mcse, "status": str(e.status), **e.info}
+                    {
+                        "method": e.method,
+                        "log_evidence": e.value,
+                        "mcse": e.mcse,
+                        "status": str(e.status),
+                        **e.info,
+                    }
                     for e in self.estimates
                 ],
                 "rungs": rungs.to_dict("records"),
@@ -267,15 +312,20 @@ class Evidence(NamedTuple):
         )
 
 
-CURE = "Estimate it again: log_evidence or bridge_evidence, on the command line --path auto or --model FILE.py."
+CURE = (
+    "Estimate it again: log_evidence or bridge_evidence, on the command line --path auto or "
+    "--model FILE.py."
+)
 
 
 def stored_evidence(where: str, tree: "xarray.DataTree") -> Evidence:
-    """Return the evidence that `Evidence.to_datatree` wrote to a tree, see `Evidence.from_datatree`.
+    """Return the evidence that `Evidence.to_datatree` wrote to a tree, see
+    `Evidence.from_datatree`.
 
     Raises
     ------
-    ValueError : there is none, or it is of another ladder or trace than the one that the tree holds.
+    ValueError : there is none, or it is of another ladder or trace than the one that the tree
+        holds.
     """
     check_tree_type(where, tree)
     if EVIDENCE_GROUP not in tree.children:
@@ -284,13 +334,16 @@ def stored_evidence(where: str, tree: "xarray.DataTree") -> Evidence:
         raise InputError(where, "a tree with an evidence", got, cure)
     evidence = _from_group(where, tree.children[EVIDENCE_GROUP].to_dataset())
     if BRIDGE_GROUP in tree.children:
-        evidence = evidence._replace(bridge=_from_group(where, tree.children[BRIDGE_GROUP].to_dataset()))
+        evidence = evidence._replace(
+            bridge=_from_group(where, tree.children[BRIDGE_GROUP].to_dataset())
+        )
     _check_draws_of(where, evidence, tree)
     return evidence
 
 
 def stored_bridge(where: str, tree: "xarray.DataTree") -> Evidence | None:
-    """Return the bridge that stands beside the evidence of a ladder, or alone in its tree; None without one."""
+    """Return the bridge that stands beside the evidence of a ladder, or alone in its tree; None
+    without one."""
     for name in (BRIDGE_GROUP, EVIDENCE_GROUP):
         group = tree.children.get(name)
         if group is not None and not group.sizes.get("temperature"):
@@ -299,51 +352,76 @@ def stored_bridge(where: str, tree: "xarray.DataTree") -> Evidence | None:
 
 
 def _check_draws_of(where: str, evidence: Evidence, tree: "xarray.DataTree") -> None:
-    """Refuse an evidence of other draws than those beside it, which were thinned, joined or sampled since.
+    """Refuse an evidence of other draws than those beside it, which were thinned, joined or sampled
+    since.
 
-    A ladder's may lie beside the trace of its posterior, and a bridge beside a ladder: these are not compared.
+    A ladder's may lie beside the trace of its posterior, and a bridge beside a ladder: these are
+    not compared.
     """
     sizes: dict[str, int] = {}
     # A ladder has its temperatures in `sample_stats`, a trace its draws in `posterior`.
     for group in ("posterior", "sample_stats"):
         sizes |= {
-            str(dim): size for dim, size in (tree.children[group].sizes if group in tree.children else {}).items()
+            str(dim): size
+            for dim, size in (tree.children[group].sizes if group in tree.children else {}).items()
         }
     # One is a ladder and the other is not: their sizes need not agree.
     if ("temperature" in sizes) != bool(len(evidence.temperatures)):
         return
     kept = {"chain": "num_chains", "draw": "num_draws", "temperature": "num_rungs"}
     # Sizes are all that can be compared cheaply; they tell thinning, joining and added rungs.
-    wrong = [(dim, name) for dim, name in kept.items() if sizes.get(dim) != evidence.info.get(name) and dim in sizes]
+    wrong = [
+        (dim, name)
+        for dim, name in kept.items()
+        if sizes.get(dim) != evidence.info.get(name) and dim in sizes
+    ]
     if wrong and "draw" in sizes:
         expected = ", ".join(f"{sizes[dim]} {dim}s" for dim, _ in wrong)
         got = ", ".join(f"{evidence.info.get(name)}" for _, name in wrong)
-        raise InputError(where, f"an evidence of the draws in the tree ({expected})", f"one of {got}", CURE)
+        raise InputError(
+            where, f"an evidence of the draws in the tree ({expected})", f"one of {got}", CURE
+        )
 
 
 def _from_group(where: str, group: "xarray.Dataset") -> Evidence:
     """Return the evidence of one group, by way of what `Evidence.to_json_dict` has of it."""
     # The common form of both files is that of `to_json_dict`, so that a field is parsed in one
     # place, `evidence_from_json`.
-    wanted = {"log_evidence", "mcse", "discretisation_error", "status", "method_reported", "complaints", "info"}
-    missing = sorted(map(str, (wanted - set(group.attrs)) | ({"method_info"} - set(group.data_vars))))
+    wanted = {
+        "log_evidence",
+        "mcse",
+        "discretisation_error",
+        "status",
+        "method_reported",
+        "complaints",
+        "info",
+    }
+    missing = sorted(
+        map(str, (wanted - set(group.attrs)) | ({"method_info"} - set(group.data_vars)))
+    )
     if missing:
         got = f"a group `{EVIDENCE_GROUP}` without {', '.join(missing)}"
         raise InputError(where, "an evidence that this version of mcmcpost wrote", got, CURE)
 
     def records(dim: str, prefix: str) -> list[dict[str, Any]]:
         columns = {
-            str(n).removeprefix(prefix): v.values for n, v in group.data_vars.items() if str(n).startswith(prefix)
+            str(n).removeprefix(prefix): v.values
+            for n, v in group.data_vars.items()
+            if str(n).startswith(prefix)
         }
         columns |= {dim: group[dim].values}
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     # A file's numbers are NumPy's, the facts of an estimate Python's.
-    facts = {str(key): value.item() if hasattr(value, "item") else value for key, value in group.attrs.items()}
+    facts = {
+        str(key): value.item() if hasattr(value, "item") else value
+        for key, value in group.attrs.items()
+    }
     for key in ("method_reported", "info", "complaints", "mcmcpost_version"):
         facts.pop(key, None)
     methods = records("method", "method_")
-    # Columns beyond these are those of the estimates' facts that a table shows, and NaN where there is none.
+    # Columns beyond these are those of the estimates' facts that a table shows, and NaN where there
+    # is none.
     kept = ("method", "log_evidence", "mcse", "status")
     methods = [{key: row[key] for key in kept} | json.loads(row["info"]) for row in methods]
     facts |= json.loads(group.attrs["info"])
@@ -355,12 +433,17 @@ def _from_group(where: str, group: "xarray.Dataset") -> Evidence:
         "path": [row | {"temperature": row.pop("node")} for row in records("node", "path_")],
     }
     if "barrier" in group.data_vars:
-        curve = {"temperatures": group["barrier_temperature"].values, "cumulative": group["barrier"].values}
+        curve = {
+            "temperatures": group["barrier_temperature"].values,
+            "cumulative": group["barrier"].values,
+        }
         facts["barrier_path"] = curve
     evidence = evidence_from_json(where, facts)
     if "at_draws_0" not in group.data_vars:
         return evidence
-    sets = (tuple(group[f"{name}_{half}"].values for half in (0, 1)) for name in BridgeOverlap._fields)
+    sets = (
+        tuple(group[f"{name}_{half}"].values for half in (0, 1)) for name in BridgeOverlap._fields
+    )
     return evidence._replace(diagnostics=BridgeOverlap(*sets))
 
 
@@ -375,7 +458,8 @@ RECORDED = (
     "rungs",
     "path",
 )
-"""The keys of `Evidence.to_json_dict` that are fields or tables; others are facts of the estimate."""
+"""The keys of `Evidence.to_json_dict` that are fields or tables; others are facts of the
+estimate."""
 
 
 def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
@@ -391,14 +475,22 @@ def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
         raise InputError(where, "an evidence that this version of mcmcpost wrote", got, CURE)
     # The bridge is read by this function too, with NaN put back there.
     known = _with_nan({key: value for key, value in facts.items() if key != "bridge"})
-    info = {key: value for key, value in known.items() if key not in (*RECORDED, "barrier_path", "source")}
+    info = {
+        key: value
+        for key, value in known.items()
+        if key not in (*RECORDED, "barrier_path", "source")
+    }
     estimates = tuple(
         EvidenceEstimate(
             str(row["method"]),
             float(row["log_evidence"]),
             float(row["mcse"]),
             Status(row["status"]),
-            {key: value for key, value in row.items() if key not in ("method", "log_evidence", "mcse", "status")},
+            {
+                key: value
+                for key, value in row.items()
+                if key not in ("method", "log_evidence", "mcse", "status")
+            },
         )
         for row in known["methods"]
     )
@@ -458,9 +550,13 @@ def _with_nan(value: Any) -> Any:
 
 
 def _stored_rungs(part: Mapping[str, np.ndarray]) -> RungMeans:
-    """Return the means of the usable rungs from their table; of covariances and residuals nothing is known."""
+    """Return the means of the usable rungs from their table; of covariances and residuals nothing
+    is known."""
     t = len(part["mean"])
-    number = {key: part[key].astype(float) for key in ("mean", "mcse", "mean_cv", "mcse_cv", "variance", "ess")}
+    number = {
+        key: part[key].astype(float)
+        for key in ("mean", "mcse", "mean_cv", "mcse_cv", "variance", "ess")
+    }
     return RungMeans(
         mean=number["mean_cv"],
         variance=number["variance"],
@@ -479,7 +575,9 @@ def _stored_rungs(part: Mapping[str, np.ndarray]) -> RungMeans:
 
 
 def _stored_path(
-    path: list[dict[str, Any]], estimates: tuple[EvidenceEstimate, ...], part: Mapping[str, np.ndarray]
+    path: list[dict[str, Any]],
+    estimates: tuple[EvidenceEstimate, ...],
+    part: Mapping[str, np.ndarray],
 ) -> PooledPath | None:
     """Return the continuous path from its table, with two levels: plain, and what was chosen."""
     found = next((e for e in estimates if e.method == "pooled"), None)
@@ -497,7 +595,11 @@ def _stored_path(
         np.zeros((0, 2)),
         np.zeros((0, 2)),
     )
-    facts = {key: value for key, value in found.info.items() if key in ("tried", "smallest_ess", "smallest_overlap")}
+    facts = {
+        key: value
+        for key, value in found.info.items()
+        if key in ("tried", "smallest_ess", "smallest_overlap")
+    }
     return PooledPath(
         value=found.value,
         mcse=found.mcse,
@@ -508,7 +610,9 @@ def _stored_path(
         method=str(found.info["control"]),
         temperatures=nodes["temperature"],
         fit=fit,
-        mixtures=Mixtures(np.zeros((0, len(part["rhat"]))), np.zeros((0, 0)), 0, not found.info["reason"]),
+        mixtures=Mixtures(
+            np.zeros((0, len(part["rhat"]))), np.zeros((0, 0)), 0, not found.info["reason"]
+        ),
         overlap=part["overlap"][:-1].astype(float),
         reason=str(found.info["reason"]),
         info=facts | {"num_nodes": found.info["num_nodes"]},

@@ -1,6 +1,8 @@
-"""Rung by rung: health, score gate, controlled means and variances of the log likelihood, and their quadrature.
+"""Rung by rung: health, score gate, controlled means and variances of the log likelihood, and their
+quadrature.
 
-The rules along the ladder are linear in the means and variances of the log likelihood, with what they miss.
+The rules along the ladder are linear in the means and variances of the log likelihood, with what
+they miss.
 """
 
 from typing import NamedTuple
@@ -8,7 +10,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control import AbstractControlVariate, Estimate, Options, Sample, estimate_expectations
+from mcmcpost.control import (
+    AbstractControlVariate,
+    Estimate,
+    Options,
+    Sample,
+    estimate_expectations,
+)
 from mcmcpost.core.errors import Status
 from mcmcpost.core.mcse import mcse_mean, rank_rhat
 from mcmcpost.evidence.ladder import Ladder
@@ -18,8 +26,9 @@ from mcmcpost.trace import Trace, distinct_states, make_trace
 MIN_RICHARDSON = 9
 
 STEEP = 1.0
-"""Between two rungs dμ/dt = v: part of the change of μ by which the trapezoid of v may miss it. Where it misses more,
-the rungs are too far apart there for the error to be a power of their distance."""
+"""Between two rungs dμ/dt = v: part of the change of μ by which the trapezoid of v may miss it.
+Where it misses more, the rungs are too far apart there for the error to be a power of their
+distance."""
 
 EVEN_STEP = 1e-8
 
@@ -47,8 +56,8 @@ def trapezoid_rule(temperatures: Float[np.ndarray, " t"]) -> Rule:
 def corrected_rule(temperatures: Float[np.ndarray, " t"]) -> Rule:
     """Return the trapezoid minus Σ (t_{i+1} − t_i)²(v_{i+1} − v_i)/12, as dμ/dt = v.
 
-    Friel, Hurn and Wyse (2014, doi:10.1007/s11222-013-9397-1); docs/mathematics.md section 3 has the sign and the last
-    index, which Sun, Barp and Briol (2023), appendix E.5, misprint.
+    Friel, Hurn and Wyse (2014, doi:10.1007/s11222-013-9397-1); docs/mathematics.md section 3 has
+    the sign and the last index, which Sun, Barp and Briol (2023), appendix E.5, misprint.
     """
     steps = np.diff(temperatures)
     weights = np.zeros(len(temperatures))
@@ -60,7 +69,8 @@ def corrected_rule(temperatures: Float[np.ndarray, " t"]) -> Rule:
 
 
 def simpson_rule(temperatures: Float[np.ndarray, " t"]) -> Rule | None:
-    """Return Simpson's rule in s = t^(1/p) of ∫μ(s^p) p s^(p−1) ds, or None where it does not apply.
+    """Return Simpson's rule in s = t^(1/p) of ∫μ(s^p) p s^(p−1) ds, or None where it does not
+    apply.
 
     It applies to an odd number of rungs of a power law t_i = ((i−1)/(w−1))^p.
     """
@@ -71,7 +81,9 @@ def simpson_rule(temperatures: Float[np.ndarray, " t"]) -> Rule | None:
     # it.
     power = np.log(temperatures[1]) / np.log(1.0 / (size - 1))
     s = np.linspace(0.0, 1.0, size)
-    if power < 1 or not np.allclose(s**power, temperatures, rtol=1e-6, atol=EVEN_STEP * temperatures[1]):
+    if power < 1 or not np.allclose(
+        s**power, temperatures, rtol=1e-6, atol=EVEN_STEP * temperatures[1]
+    ):
         return None
     weights = np.full(size, 2.0)
     weights[1::2] = 4.0
@@ -81,15 +93,19 @@ def simpson_rule(temperatures: Float[np.ndarray, " t"]) -> Rule | None:
 
 
 def discretisation_errors(
-    temperatures: Float[np.ndarray, " t"], mean: Float[np.ndarray, " t"], variance: Float[np.ndarray, " t"]
+    temperatures: Float[np.ndarray, " t"],
+    mean: Float[np.ndarray, " t"],
+    variance: Float[np.ndarray, " t"],
 ) -> dict[str, float]:
-    """Return estimates of what each rule misses: ``trapezoid``, ``corrected`` and, where it applies, ``simpson``.
+    """Return estimates of what each rule misses: ``trapezoid``, ``corrected`` and, where it
+    applies, ``simpson``.
 
-    The corrected rule's own error is |corrected − corrected on every second rung|/15 (Richardson, for an odd number of
-    rungs, nine at least) and, between rungs where the mean is too steep for that (`STEEP`), the correction there;
-    together at most the size of the whole correction, which is also the error for fewer rungs or an even number. The
-    others' are their distances from the corrected rule, for Simpson's an upper bound (its own Richardson estimate was
-    a fifth of the truth on 17 rungs of van der Pol).
+    The corrected rule's own error is |corrected − corrected on every second rung|/15 (Richardson,
+    for an odd number of rungs, nine at least) and, between rungs where the mean is too steep for
+    that (`STEEP`), the correction there; together at most the size of the whole correction, which
+    is also the error for fewer rungs or an even number. The others' are their distances from the
+    corrected rule, for Simpson's an upper bound (its own Richardson estimate was a fifth of the
+    truth on 17 rungs of van der Pol).
     """
     corrected = corrected_rule(temperatures).integrate(mean, variance)
     trapezoid = trapezoid_rule(temperatures).integrate(mean, variance)
@@ -124,9 +140,11 @@ INTEGRANDS = ("mean", "square")
 class RungHealth(NamedTuple):
     """Diagnostics of each rung before any control variate is fitted.
 
-    usable : (t,) whether it has finite draws, log likelihoods and gradients at four distinct states at least.
+    usable : (t,) whether it has finite draws, log likelihoods and gradients at four distinct states
+        at least.
     impossible : (t,) draws of zero likelihood; only the prior rung may have any.
-    states : (t,) distinct states. rhat : (t,) the largest of the coordinates and of ℓ, NaN for one chain.
+    states : (t,) distinct states. rhat : (t,) the largest of the coordinates and of ℓ, NaN for one
+        chain.
     converged : (t,) whether the half-chains agree (Vehtari et al. 2021) as the score gate asks.
     problem : t words, empty for a healthy rung.
     """
@@ -142,9 +160,11 @@ class RungHealth(NamedTuple):
 class RungMeans(NamedTuple):
     """Means and variances of the log likelihood at every rung.
 
-    mean, variance : (t,) controlled μ and v = E[(ℓ−μ)²]; mean_plain, variance_plain without control.
+    mean, variance : (t,) controlled μ and v = E[(ℓ−μ)²]; mean_plain, variance_plain without
+        control.
     mean_error, variance_error, mean_error_plain : (t,) standard errors.
-    covariance : (t, 2, 2) of the errors of (μ, v) within each rung. joint : (2t, 2t) across rungs, μ first, or None.
+    covariance : (t, 2, 2) of the errors of (μ, v) within each rung. joint : (2t, 2t) across rungs,
+        μ first, or None.
     series : (c, n, t, 2) centred residuals of ℓ and of (ℓ−μ)², cross-fitted.
     status, method : t of each, of μ.
     """
@@ -165,9 +185,9 @@ class RungMeans(NamedTuple):
     def apply(self, rule: Rule) -> tuple[float, float]:
         """Return the rule's value and its Monte Carlo standard error.
 
-        Errors of different rungs add as independent ones, or by `joint`. Where rungs exchanged states, or moved
-        together, the combined residual series has a larger error than its parts together, and the ratio enlarges what
-        is reported.
+        Errors of different rungs add as independent ones, or by `joint`. Where rungs exchanged
+        states, or moved together, the combined residual series has a larger error than its parts
+        together, and the ratio enlarges what is reported.
         """
         value = rule.integrate(self.mean, self.variance)
         gradient = np.stack([rule.mean_weights, rule.variance_weights], axis=1)
@@ -186,9 +206,13 @@ class RungMeans(NamedTuple):
         return value, float(np.sqrt(variance * max(ratio, 1.0)))
 
     def influence(self, rule: Rule) -> Float[np.ndarray, "c n t"]:
-        """Return the influence of every draw: the mean over some draws, summed over the rungs, is what they add to the
-        rule's value."""
-        return np.einsum("cnti,ti->cnt", self.series, np.stack([rule.mean_weights, rule.variance_weights], axis=1))
+        """Return the influence of every draw: the mean over some draws, summed over the rungs, is
+        what they add to the rule's value."""
+        return np.einsum(
+            "cnti,ti->cnt",
+            self.series,
+            np.stack([rule.mean_weights, rule.variance_weights], axis=1),
+        )
 
 
 def examine_rungs(ladder: Ladder) -> RungHealth:
@@ -196,7 +220,12 @@ def examine_rungs(ladder: Ladder) -> RungHealth:
     found = [_examine(ladder, i) for i in range(len(ladder.temperatures))]
     usable, impossible, states, rhat, converged, problem = zip(*found, strict=True)
     return RungHealth(
-        np.array(usable), np.array(impossible), np.array(states), np.array(rhat), np.array(converged), problem
+        np.array(usable),
+        np.array(impossible),
+        np.array(states),
+        np.array(rhat),
+        np.array(converged),
+        problem,
     )
 
 
@@ -215,7 +244,10 @@ def _examine(ladder: Ladder, index: int) -> _Examined:
     draws, values = ladder.draws[:, :, index], ladder.log_likelihood[:, :, index]
     # Found first is what is named: draws, then likelihoods, then gradients, each of which spoils
     # what comes after.
-    slopes = np.stack([ladder.gradient_log_likelihood[:, :, index], ladder.gradient_log_prior[:, :, index]], axis=-1)
+    slopes = np.stack(
+        [ladder.gradient_log_likelihood[:, :, index], ladder.gradient_log_prior[:, :, index]],
+        axis=-1,
+    )
     zero = values == -np.inf
     states = 0
     problem = ""
@@ -239,18 +271,22 @@ def _examine(ladder: Ladder, index: int) -> _Examined:
     seen = seen[..., np.ptp(seen, axis=(0, 1)) > 0]
     several = draws.shape[0] > 1 and draws.shape[1] >= MIN_STATES
     rhat = float(rank_rhat(seen).max()) if several else np.nan
-    return _Examined(True, int(zero.sum()), states, rhat, not disagreeing(seen, LEVEL).any(), problem)
+    return _Examined(
+        True, int(zero.sum()), states, rhat, not disagreeing(seen, LEVEL).any(), problem
+    )
 
 
 def control_rungs(ladder: Ladder, method: AbstractControlVariate, options: Options) -> RungMeans:
     """Control ℓ and (ℓ − m)² at every rung, m the rung's plain mean; v = E[(ℓ−m)²] − (μ−m)².
 
-    `VectorValued` fits all rungs, both integrands each, as 2t related tasks; any other method each rung by itself.
+    `VectorValued` fits all rungs, both integrands each, as 2t related tasks; any other method each
+    rung by itself.
     """
     # About the plain mean, which is known before any fit, so that the square is one integrand for
     # all folds; the shift to the controlled mean is made good below.
     plain = ladder.log_likelihood.mean(axis=(0, 1))
-    with np.errstate(invalid="ignore"):  # a prior rung with draws of zero likelihood has no mean: undefined
+    # a prior rung with draws of zero likelihood has no mean: undefined
+    with np.errstate(invalid="ignore"):
         values = np.stack([ladder.log_likelihood, (ladder.log_likelihood - plain) ** 2], axis=-1)
     rungs = range(len(ladder.temperatures))
     samples = {str(i): Sample.of(ladder.rung(i), INTEGRANDS, values[:, :, i]) for i in rungs}
@@ -269,9 +305,13 @@ def control_rungs(ladder: Ladder, method: AbstractControlVariate, options: Optio
     jacobian[:, 0, 0] = jacobian[:, 1, 1] = 1.0
     # v = E[(ℓ−m)²] − (μ−m)², by the delta method.
     jacobian[:, 1, 0] = -2.0 * shift
-    covariance = jacobian @ np.array([part.covariance for part in parts]) @ jacobian.transpose(0, 2, 1)
+    covariance = (
+        jacobian @ np.array([part.covariance for part in parts]) @ jacobian.transpose(0, 2, 1)
+    )
     if joint is not None:
-        joint = np.einsum("iab,ibjc,jdc->aidj", jacobian, joint, jacobian).reshape(2 * len(rungs), -1)
+        joint = np.einsum("iab,ibjc,jdc->aidj", jacobian, joint, jacobian).reshape(
+            2 * len(rungs), -1
+        )
     residuals = np.stack([part.residuals for part in parts], axis=2)
     with np.errstate(invalid="ignore"):
         residuals = residuals - residuals.mean(axis=(0, 1))
@@ -296,19 +336,23 @@ ALONE = ("not_converged", "too_few_draws", "constant")
 """Patterns of the score gate on a rung that do not mean wrong scores."""
 
 MIN_DRAWS = 100
-"""Draws per rung from which an unrecognised failure of one rung by itself counts: its threshold is for many draws."""
+"""Draws per rung from which an unrecognised failure of one rung by itself counts: its threshold is
+for many draws."""
 
 
 FEW_DRAWS = 10
-"""Draws per rung from which rungs are tested together: with fewer the effect of x̄ is not known well enough."""
+"""Draws per rung from which rungs are tested together: with fewer the effect of x̄ is not known
+well enough."""
 
 
 class LadderCheck(NamedTuple):
     """The result of the score gate on a ladder.
 
-    passed : whether control variates may be used. message : what failed and where; empty for a pass.
+    passed : whether control variates may be used. message : what failed and where; empty for a
+        pass.
     tested : whether there were draws enough to test anything.
-    edge : the density ends where it is not zero. The draws are not in doubt, but no control variate has mean zero.
+    edge : the density ends where it is not zero. The draws are not in doubt, but no control variate
+        has mean zero.
     """
 
     passed: bool
@@ -320,10 +364,11 @@ class LadderCheck(NamedTuple):
 def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
     """Test Stein's identities at every rung, and over all rungs together.
 
-    One short rung cannot show an error of a tenth in the scores, but thirty rungs together can: E[s_i] = 0 and
-    E[(x_i − x̄_i)s_i] = −1 are tested on the draws of all rungs, in units in which every rung counts alike.
-    Where draws of the prior have zero likelihood, they are tested there on the others: the prior given that the
-    likelihood is positive, at which the path starts, may end at an edge that no other rung shows.
+    One short rung cannot show an error of a tenth in the scores, but thirty rungs together can:
+    E[s_i] = 0 and E[(x_i − x̄_i)s_i] = −1 are tested on the draws of all rungs, in units in which
+    every rung counts alike. Where draws of the prior have zero likelihood, they are tested there on
+    the others: the prior given that the likelihood is positive, at which the path starts, may end
+    at an edge that no other rung shows.
     """
     series, threshold = [], 0.0
     failing: list[str] = []
@@ -336,7 +381,9 @@ def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
         # The largest of the rungs' own thresholds, so that testing all rungs together is no
         # stricter than testing one.
         threshold = max(threshold, check.threshold)
-        if check.pattern not in ALONE and (check.verdict == "error" or (enough and check.verdict == "warn")):
+        if check.pattern not in ALONE and (
+            check.verdict == "error" or (enough and check.verdict == "warn")
+        ):
             found = edges if check.pattern == "boundary" else failing
             found.append(f"at t = {ladder.temperatures[i]:.3g}: {check.message}")
         if check.pattern in (None, "boundary", "unknown") and rung.draws[..., 0].size >= FEW_DRAWS:
@@ -353,15 +400,17 @@ def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
         worst = ladder.names[int(np.nanmax(together, axis=0).argmax())]
         return LadderCheck(
             False,
-            f"Score gate: over all rungs together Stein's identity fails for {worst} by {np.nanmax(together):.1f}"
-            " standard errors: the gradients are not those of the stored log likelihood and prior.",
+            f"Score gate: over all rungs together Stein's identity fails for {worst} by "
+            f"{np.nanmax(together):.1f} standard errors: the gradients are not those of the "
+            "stored log likelihood and prior.",
             True,
         )
     return LadderCheck(True, "", bool(np.isfinite(together).any()))
 
 
 def _edge(ladder: Ladder, threshold: float) -> list[str]:
-    """Return a sentence where the draws of positive likelihood end at an edge of the first rung's density."""
+    """Return a sentence where the draws of positive likelihood end at an edge of the first rung's
+    density."""
     rung, possible = ladder.rung(0), ladder.log_likelihood[:, :, 0] != -np.inf
     known = np.isfinite(rung.draws).all(axis=-1) & np.isfinite(rung.scores).all(axis=-1)
     z = np.abs(z_zero_mean(_identities(rung, possible & known)))
@@ -369,16 +418,21 @@ def _edge(ladder: Ladder, threshold: float) -> list[str]:
         return []
     worst = ladder.names[int(np.nanmax(z, axis=0).argmax())]
     return [
-        f"at t = 0: {(~possible).sum()} of {possible.size} draws of the {ladder.start} have zero likelihood, and at the"
-        f" edge of the others its density is not zero: Stein's identity fails for {worst} by {np.nanmax(z):.1f}"
-        " standard errors. Without control variates."
+        f"at t = 0: {(~possible).sum()} of {possible.size} draws of the {ladder.start} have "
+        "zero likelihood, and at the edge of the others its density is not zero: Stein's "
+        f"identity fails for {worst} by {np.nanmax(z):.1f} standard errors. Without control "
+        "variates."
     ]
 
 
-def _identities(rung: Trace, counted: Bool[np.ndarray, "c n"] | None = None) -> Float[np.ndarray, "c n 2 d"]:
-    """Return s_i·sd(x_i) and (x_i − x̄_i)s_i + 1, whose means should be zero; both are zero where x_i never moves.
+def _identities(
+    rung: Trace, counted: Bool[np.ndarray, "c n"] | None = None
+) -> Float[np.ndarray, "c n 2 d"]:
+    """Return s_i·sd(x_i) and (x_i − x̄_i)s_i + 1, whose means should be zero; both are zero where
+    x_i never moves.
 
-    The sample mean x̄ takes 1/ESS from the product, which thirty short rungs would add up: it is given back.
+    The sample mean x̄ takes 1/ESS from the product, which thirty short rungs would add up: it is
+    given back.
     counted : draws that are tested; both are zero at the others.
     """
     inside = np.ones(rung.draws.shape[:2], dtype=bool) if counted is None else counted

@@ -1,7 +1,8 @@
-"""Densities fitted to draws: a normal, and a normal that is bent where the draws say that it must be.
+"""Densities fitted to draws: a normal, and a normal that is bent where the draws say that it must
+be.
 
-The normal is the proposal of a bridge, the reference of a ladder and the Laplace approximation. The bent one is a map
-from a standard normal.
+The normal is the proposal of a bridge, the reference of a ladder and the Laplace approximation. The
+bent one is a map from a standard normal.
 """
 
 from typing import NamedTuple
@@ -61,13 +62,16 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
         rest = correlation[i, i] - (lower[i, :i] ** 2).sum()
         if rest <= floor * len(mean):
             text = f"{names[i]}, a linear combination of {', '.join(names[:i])}"
-            raise InputError(where, "draws of a density, with a covariance of full rank", text, cure)
+            raise InputError(
+                where, "draws of a density, with a covariance of full rank", text, cure
+            )
         lower[i, i] = np.sqrt(rest)
     return Normal(mean, spread[:, None] * lower)
 
 
 REACH = 3.0
-"""Bound on the logarithm of the factor by which a scale may change with the coordinates before it."""
+"""Bound on the logarithm of the factor by which a scale may change with the coordinates before
+it."""
 
 ROUNDS = 3
 """How often terms are looked for, each time in what those before have left."""
@@ -78,7 +82,8 @@ STEPS = 10
 DRAWS_PER_TERM = 20.0
 
 EXTRA = 4.0
-"""What twice the log likelihood must gain for a term, beside the allowance for the number of terms looked at."""
+"""What twice the log likelihood must gain for a term, beside the allowance for the number of terms
+looked at."""
 
 SHAPES = ((-3.0, 3.0), (-0.9, 0.9))
 """Bounds on the skewness and on the logarithm of the tail weight of a coordinate."""
@@ -87,9 +92,10 @@ SHAPES = ((-3.0, 3.0), (-0.9, 0.9))
 class Warp(NamedTuple):
     """An invertible map z ↦ x, under which standard normal z have a density in closed form.
 
-    x in the order of the map is mean + lower w, and w_k = a_k + b_k sinh((asinh z_k + ε_k)/δ_k), sinh–arcsinh normal,
-    moved and scaled by the coordinates before it: w_k ← F·shift_k + exp(R tanh(F·scale_k/R)) w_k, with F the features
-    z_i, z_i² − 1 and z_i z_j, i < j < k. Without features and with ε = 0, δ = 1 it is the normal itself.
+    x in the order of the map is mean + lower w, and w_k = a_k + b_k sinh((asinh z_k + ε_k)/δ_k),
+    sinh–arcsinh normal, moved and scaled by the coordinates before it: w_k ← F·shift_k + exp(R
+    tanh(F·scale_k/R)) w_k, with F the features z_i, z_i² − 1 and z_i z_j, i < j < k. Without
+    features and with ε = 0, δ = 1 it is the normal itself.
 
     normal : mean and lower triangular factor of the coordinates in `order`.
     order : (d,) which coordinate comes k-th.
@@ -98,7 +104,8 @@ class Warp(NamedTuple):
     shape : (4, d) a, b, ε and δ.
 
     Source: Jones and Pewsey (2009, doi:10.1093/biomet/asp053) for the margins, Rosenblatt (1952,
-    doi:10.1214/aoms/1177729394) for triangular maps, Meng and Schilling (2002, doi:10.1198/106186002457) for warps.
+    doi:10.1214/aoms/1177729394) for triangular maps, Meng and Schilling (2002,
+    doi:10.1198/106186002457) for warps.
     """
 
     normal: Normal
@@ -113,12 +120,18 @@ class Warp(NamedTuple):
         """The number of parameters that were fitted."""
         d = len(self.order)
         bent = int(((self.shape[2] != 0) | (self.shape[3] != 1)).sum())
-        return d * (d + 3) // 2 + int(np.count_nonzero(self.shift) + np.count_nonzero(self.scale)) + 2 * bent
+        return (
+            d * (d + 3) // 2
+            + int(np.count_nonzero(self.shift) + np.count_nonzero(self.scale))
+            + 2 * bent
+        )
 
     def restore(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
         """Return x of z."""
         features = _features(standard, self.features)
-        moved = features @ self.shift.T + np.exp(self._log_scale(features)) * _stretch(standard, self.shape)
+        moved = features @ self.shift.T + np.exp(self._log_scale(features)) * _stretch(
+            standard, self.shape
+        )
         points = np.empty_like(moved)
         points[:, self.order] = self.normal.restore(moved)
         return points
@@ -133,16 +146,23 @@ class Warp(NamedTuple):
             used = np.flatnonzero((self.shift[k] != 0) | (self.scale[k] != 0))
             features = _features(standard, self.features[used])
             rest = moved[:, k] - features @ self.shift[k, used]
-            standard[:, k] = _unstretch(rest / np.exp(_bounded(features @ self.scale[k, used])), self.shape[:, k])
+            standard[:, k] = _unstretch(
+                rest / np.exp(_bounded(features @ self.scale[k, used])), self.shape[:, k]
+            )
         return standard
 
     def log_density(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """Return the log density of x at x = x(z)."""
         scales = self._log_scale(_features(standard, self.features))
-        return self.normal.log_density(standard) - (scales + np.log(_slope(standard, self.shape))).sum(axis=1)
+        return self.normal.log_density(standard) - (
+            scales + np.log(_slope(standard, self.shape))
+        ).sum(axis=1)
 
-    def pull(self, standard: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-        """Return the score with respect to z, log-Jacobian included, of a density whose score at x(z) is `scores`."""
+    def pull(
+        self, standard: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]
+    ) -> Float[np.ndarray, "n d"]:
+        """Return the score with respect to z, log-Jacobian included, of a density whose score at
+        x(z) is `scores`."""
         z, (_, _, epsilon, delta) = standard, self.shape
         features = _features(z, self.features)
         logs = self._log_scale(features)
@@ -155,7 +175,9 @@ class Warp(NamedTuple):
         root = np.sqrt(1.0 + z**2)
         # The second term and the one subtracted below are the derivative of log slope, cosh and
         # 1/√(1 + z²) in turn.
-        pulled = stretched * _slope(z, self.shape) + np.tanh((np.arcsinh(z) + epsilon) / delta) / (delta * root)
+        pulled = stretched * _slope(z, self.shape) + np.tanh((np.arcsinh(z) + epsilon) / delta) / (
+            delta * root
+        )
         pulled -= z / root**2
         d = len(self.order)
         for column, (i, j) in zip(by_feature.T, self.features, strict=True):
@@ -175,12 +197,16 @@ def as_warp(normal: Normal) -> Warp:
     return Warp(normal, np.arange(d), np.zeros((0, 2), int), none, none, _straight(d))
 
 
-def fit_warp(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...], ess: float) -> Warp:
-    """Fit a map to the points: the normal, and beyond it the terms that their number makes significant.
+def fit_warp(
+    where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...], ess: float
+) -> Warp:
+    """Fit a map to the points: the normal, and beyond it the terms that their number makes
+    significant.
 
-    In the order in which the coordinates explain each other best, the mean and the log scale of each are regressed on
-    features of those before it, by maximum likelihood, and the margin of what is left is made sinh–arcsinh normal. A
-    term is taken if twice the log likelihood of `ess` independent draws gains more than 2 log(terms looked at) + 4.
+    In the order in which the coordinates explain each other best, the mean and the log scale of
+    each are regressed on features of those before it, by maximum likelihood, and the margin of what
+    is left is made sinh–arcsinh normal. A term is taken if twice the log likelihood of `ess`
+    independent draws gains more than 2 log(terms looked at) + 4.
 
     Parameters
     ----------
@@ -195,20 +221,25 @@ def fit_warp(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...
     # About d³ terms are looked at, so that the largest of as many χ² of noise is near 2 log d³. The
     # n draws count for ess, so that a gain of n autocorrelated ones is too large by n/ess.
     limit = (2.0 * np.log(max(d**3, 1)) + EXTRA) / share
-    fit_normal(where, points, names)  # which names a constant coordinate in the order that was given
+    # which names a constant coordinate in the order that was given
+    fit_normal(where, points, names)
     order = _order(points, limit)
     normal = fit_normal(where, points[:, order], tuple(names[i] for i in order))
     moved, standard = normal.standardise(points[:, order]), np.zeros((n, d))
     found: list[_Terms] = []
     shape = _straight(d)
     for k in range(d):
-        terms, rest = _regress(moved[:, k], standard[:, :k], limit, max(int(ess / DRAWS_PER_TERM), 0))
+        terms, rest = _regress(
+            moved[:, k], standard[:, :k], limit, max(int(ess / DRAWS_PER_TERM), 0)
+        )
         shape[:, k] = _fit_margin(rest, (2.0 * np.log(d) + 2 * EXTRA) / share)
         standard[:, k] = _unstretch(rest, shape[:, k])
         found.append(terms)
     pairs = sorted({pair for terms in found for pair in (*terms.shift, *terms.scale)})
     shift, scale = (
-        np.array([[getattr(terms, kind).get(pair, 0.0) for pair in pairs] for terms in found]).reshape(d, len(pairs))
+        np.array(
+            [[getattr(terms, kind).get(pair, 0.0) for pair in pairs] for terms in found]
+        ).reshape(d, len(pairs))
         for kind in ("shift", "scale")
     )
     features = np.array([(i, d if j < 0 else j) for i, j in pairs], int).reshape(-1, 2)
@@ -238,16 +269,20 @@ def _unstretch(w: np.ndarray, shape: np.ndarray) -> np.ndarray:
     return np.sinh(delta * np.arcsinh((w - a) / b) - epsilon)
 
 
-def _features(z: Float[np.ndarray, "n d"], pairs: Int[np.ndarray, "q 2"]) -> Float[np.ndarray, "n q"]:
+def _features(
+    z: Float[np.ndarray, "n d"], pairs: Int[np.ndarray, "q 2"]
+) -> Float[np.ndarray, "n q"]:
     one = np.concatenate([z, np.ones((len(z), 1))], axis=1)
     return one[:, pairs[:, 0]] * one[:, pairs[:, 1]] - (pairs[:, 0] == pairs[:, 1])
 
 
 def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " d"]:
-    """Return the coordinates, those first that explain the mean or scale of others better than these explain theirs.
+    """Return the coordinates, those first that explain the mean or scale of others better than
+    these explain theirs.
 
-    What i explains of j is what twice the log likelihood of j gains, per point, by a quadratic mean and a log scale in
-    i, to second order; less than `limit` counts for nothing, and coordinates that explain nothing keep their order.
+    What i explains of j is what twice the log likelihood of j gains, per point, by a quadratic mean
+    and a log scale in i, to second order; less than `limit` counts for nothing, and coordinates
+    that explain nothing keep their order.
     """
     n, d = points.shape
     u = (points - points.mean(axis=0)) / points.std(axis=0)
@@ -295,7 +330,8 @@ class _Terms(NamedTuple):
 def _regress(
     w: Float[np.ndarray, " n"], before: Float[np.ndarray, "n k"], limit: float, most: int
 ) -> tuple[_Terms, Float[np.ndarray, " n"]]:
-    """Return the terms of the mean and of the log scale of w, at most `most` each, and (w − mean)/scale."""
+    """Return the terms of the mean and of the log scale of w, at most `most` each, and (w −
+    mean)/scale."""
     shift: list[tuple[int, int]] = []
     scale: list[tuple[int, int]] = []
     fitted = _Terms({}, {})
@@ -318,7 +354,8 @@ def _significant(
     known: list[tuple[int, int]],
     most: int,
 ) -> list[tuple[int, int]]:
-    """Return the features that correlate with a series of mean zero by t² above `limit`, the strongest first."""
+    """Return the features that correlate with a series of mean zero by t² above `limit`, the
+    strongest first."""
     k = before.shape[1]
     one = np.concatenate([before, np.ones((len(series), 1))], axis=1)
     # All d²/2 products z_i z_j and all z_i at once: the appended column of ones makes the last row
@@ -331,7 +368,11 @@ def _significant(
     # White's robust t²: the variance of the product itself, not that of independent factors, so
     # that heavy tails do not pass for a term.
     t = product**2 / np.maximum(square, np.finfo(float).tiny)
-    found = [(-t[i, j], i, j if j < k else -1) for i, j in zip(*np.nonzero(np.triu(t > limit)), strict=True) if i < k]
+    found = [
+        (-t[i, j], i, j if j < k else -1)
+        for i, j in zip(*np.nonzero(np.triu(t > limit)), strict=True)
+        if i < k
+    ]
     chosen = [(int(i), int(j)) for _, i, j in sorted(found)]
     return [pair for pair in chosen if pair not in known][: max(most - len(known), 0)]
 
@@ -363,12 +404,16 @@ def _likeliest(
         level = level + step / max(1.0, np.abs(of_scale @ step).max())
     # The scale without features, and the mean, belong to the margin.
     rest = (w - of_shift[:, :-1] @ mean[:-1]) / np.exp(_bounded(of_scale[:, :-1] @ level[:-1]))
-    found = (dict(zip(pairs, map(float, c[:-1]), strict=True)) for pairs, c in ((shift, mean), (scale, level)))
+    found = (
+        dict(zip(pairs, map(float, c[:-1]), strict=True))
+        for pairs, c in ((shift, mean), (scale, level))
+    )
     return _Terms(*found), rest
 
 
 def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarray, " 4"]:
-    """Return a, b, ε and δ of a series: a normal unless a sinh–arcsinh one gains more than `limit`."""
+    """Return a, b, ε and δ of a series: a normal unless a sinh–arcsinh one gains more than
+    `limit`."""
     mean, spread = series.mean(), series.std()
     plain = np.array([mean, spread, 0.0, 1.0])
     unit = (series - mean) / spread
@@ -382,7 +427,9 @@ def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarr
         z = _unstretch(unit, shape)
         return float(0.5 * (z**2).mean() + np.log(_slope(z, shape)).mean())
 
-    found = minimize(loss, np.zeros(4), method="L-BFGS-B", bounds=((-9.0, 9.0), (-9.0, 9.0), *SHAPES))
+    found = minimize(
+        loss, np.zeros(4), method="L-BFGS-B", bounds=((-9.0, 9.0), (-9.0, 9.0), *SHAPES)
+    )
     if not 2 * len(series) * (0.5 - found.fun) > limit:
         return plain
     a, b, epsilon, delta = found.x

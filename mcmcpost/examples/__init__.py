@@ -1,4 +1,5 @@
-"""The examples that the package brings: model files, by their names on the command line, and a small trace."""
+"""The examples that the package brings: model files, by their names on the command line, and a
+small trace."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,8 +16,9 @@ FOLDER = Path(__file__).parent
 def load_example(name: str) -> "xarray.DataTree":
     """Return a trace that the package brings: draws of a posterior, with scores and log densities.
 
-    ``"lotka_volterra"``: 4 chains of 250 draws of NUTS, eight parameters of the hare–lynx counts of 1900–1920, made by
-    ``mcmcpost sample lotka-volterra --option priors=stan --draws 250``; the log likelihoods were left out.
+    ``"lotka_volterra"``: 4 chains of 250 draws of NUTS, eight parameters of the hare–lynx counts of
+    1900–1920, made by ``mcmcpost sample lotka-volterra --option priors=stan --draws 250``; the log
+    likelihoods were left out.
 
     Parameters
     ----------
@@ -34,7 +36,12 @@ def load_example(name: str) -> "xarray.DataTree":
     from mcmcpost.trees import load_tree
 
     if not isinstance(name, str):
-        raise InputTypeError("load_example", "`name` to be a string", type(name).__name__, "Such as 'lotka_volterra'.")
+        raise InputTypeError(
+            "load_example",
+            "`name` to be a string",
+            type(name).__name__,
+            "Such as 'lotka_volterra'.",
+        )
     traces = {path.stem: path for path in sorted(FOLDER.glob("*.nc"))}
     if (stem := _stem(name)) not in traces:
         cure = f"{did_you_mean(stem, traces)}A file of yours is read by load_tree."
@@ -43,9 +50,11 @@ def load_example(name: str) -> "xarray.DataTree":
 
 
 def named_model(source: Path) -> Path:
-    """Return the model file that a name on the command line stands for, as ``lotka-volterra``; else `source` itself.
+    """Return the model file that a name on the command line stands for, as ``lotka-volterra``; else
+    `source` itself.
 
-    What is there by that name in the current folder comes first, and so does whatever has a folder or a suffix.
+    What is there by that name in the current folder comes first, and so does whatever has a folder
+    or a suffix.
     """
     if source.exists() or source.suffix or source.name != str(source):
         return source

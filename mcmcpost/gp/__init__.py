@@ -1,6 +1,7 @@
 """Gaussian processes on kernel systems of any size, and what is made of them.
 
-Regression, processes of gradients, optimisers that infer from gradients, and surrogate Hamiltonian Monte Carlo.
+Regression, processes of gradients, optimisers that infer from gradients, and surrogate Hamiltonian
+Monte Carlo.
 """
 
 from mcmcpost.gp.actions import BlockActions

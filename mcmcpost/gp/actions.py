@@ -1,6 +1,8 @@
-"""Actions, the n×i matrices on which a computation-aware process projects its data, and policies that choose them.
+"""Actions, the n×i matrices on which a computation-aware process projects its data, and policies
+that choose them.
 
-In the product of a kernel matrix with block-sparse actions that hold every row each kernel entry is evaluated once.
+In the product of a kernel matrix with block-sparse actions that hold every row each kernel entry is
+evaluated once.
 """
 
 import abc
@@ -19,7 +21,8 @@ from mcmcpost.stein import AbstractKernel, gram
 from mcmcpost.stein.products import kernel_operator
 
 TILE_ROWS = 256
-"""Most rows of a square tile of the kernel matrix: half a megabyte in double precision, which stays in cache."""
+"""Most rows of a square tile of the kernel matrix: half a megabyte in double precision, which stays
+in cache."""
 
 type Learned = tuple[AbstractKernel, Float[Array, "t g k"]]
 """The kernel, and the entries of t tiles with g actions of k rows each."""
@@ -37,13 +40,14 @@ def block_image(
 ) -> Float[Array, "n i"]:
     """Return K(X, X) S for actions S that share no row and leave none out.
 
-    The matrix is symmetric, so the tiles on one side of its diagonal are enough. A backward pass evaluates each of them
-    once more, with its derivatives. Memory is O(ni) and a tile. The kernel and the entries have derivatives, X has
-    none.
+    The matrix is symmetric, so the tiles on one side of its diagonal are enough. A backward pass
+    evaluates each of them once more, with its derivatives. Memory is O(ni) and a tile. The kernel
+    and the entries have derivatives, X has none.
 
     Parameters
     ----------
-    entries : (i, k), zero outside the mask. rows : (i, k) where they stand. mask : (i, k) which are in use.
+    entries : (i, k), zero outside the mask. rows : (i, k) where they stand. mask : (i, k) which are
+        in use.
     """
     (i, k), n = entries.shape, len(X)
     # Long actions are cut into pieces of one tile each, short ones share a tile in groups: tiles of
@@ -61,14 +65,21 @@ def block_image(
     image = _image((jax.tree.map(jnp.asarray, kernel), values), points, columns, blocks * group)
     used = jnp.pad(jnp.asarray(mask), pad).reshape(-1)
     # Where each row of X stands among the tiles. Padding is sent to n, out of range, and dropped.
-    place = jnp.zeros(n, order.dtype).at[jnp.where(used, order, n)].set(jnp.arange(order.size), mode="drop")
+    place = (
+        jnp.zeros(n, order.dtype)
+        .at[jnp.where(used, order, n)]
+        .set(jnp.arange(order.size), mode="drop")
+    )
     return image[place, :i]
 
 
 # The backward pass is written by hand: autodiff of the scan would keep all tiles, n²/2 entries.
 @eqx.filter_custom_vjp
-def _image(learned: Learned, points: Float[Array, "t r d"], columns: Int[Array, " t"], width: int) -> Array:
-    """Return the image (t·r, width), rows in the order of the tiles; tile t acts in g columns from columns[t] on."""
+def _image(
+    learned: Learned, points: Float[Array, "t r d"], columns: Int[Array, " t"], width: int
+) -> Array:
+    """Return the image (t·r, width), rows in the order of the tiles; tile t acts in g columns from
+    columns[t] on."""
     kernel, values = learned
     tiles, rows = points.shape[:2]
 
@@ -105,16 +116,23 @@ def _image_backward(
     def add(total: Learned, pair: Pair) -> tuple[Learned, None]:
         a, b = pair
         above = jax.lax.dynamic_slice(slope, (a * rows, columns[b]), (rows, group))
-        below = jnp.where(a == b, 0, jax.lax.dynamic_slice(slope, (b * rows, columns[a]), (rows, group)))
+        below = jnp.where(
+            a == b, 0, jax.lax.dynamic_slice(slope, (b * rows, columns[a]), (rows, group))
+        )
 
         # One derivative of the tile serves both of its products.
         def inner(terms: tuple[AbstractKernel, Array, Array]) -> Float[Array, ""]:
             kernel, left, right = terms
             tile = gram(kernel, points[a], points[b])
-            return jnp.sum(above * _matmul(tile, _spread(right))) + jnp.sum(below * _matmul(tile.T, _spread(left)))
+            return jnp.sum(above * _matmul(tile, _spread(right))) + jnp.sum(
+                below * _matmul(tile.T, _spread(left))
+            )
 
         of_kernel, of_left, of_right = eqx.filter_grad(inner)((kernel, values[a], values[b]))
-        return (jax.tree.map(jnp.add, total[0], of_kernel), total[1].at[a].add(of_left).at[b].add(of_right)), None
+        return (
+            jax.tree.map(jnp.add, total[0], of_kernel),
+            total[1].at[a].add(of_left).at[b].add(of_right),
+        ), None
 
     nothing = jax.tree.map(jnp.zeros_like, eqx.filter(learned, eqx.is_inexact_array))
     return jax.lax.scan(add, nothing, _pairs(tiles))[0]
@@ -130,7 +148,9 @@ def _spread(values: Float[Array, "g k"]) -> Float[Array, "gk g"]:
     """Return the actions of a tile as columns that share no row."""
     group, k = values.shape
     # (g, k) entries on the diagonal of blocks: the tile's product is then one GEMM.
-    return (values[:, :, None] * jnp.eye(group, dtype=values.dtype)[:, None, :]).reshape(group * k, group)
+    return (values[:, :, None] * jnp.eye(group, dtype=values.dtype)[:, None, :]).reshape(
+        group * k, group
+    )
 
 
 def _add_at(image: Array, row: Array, column: Array, block: Array) -> Array:
@@ -168,7 +188,12 @@ class AbstractActions(eqx.Module):
 
     @abc.abstractmethod
     def cross(
-        self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
+        self,
+        kernel: AbstractKernel,
+        Z: Float[Array, "o d"],
+        X: Float[Array, "n d"],
+        *,
+        tile: int = TILE,
     ) -> Float[Array, "o i"]:
         """Return K(Z, X) S for X (n, d), row block by row block, recomputed in a backward pass."""
 
@@ -178,9 +203,11 @@ class AbstractActions(eqx.Module):
 
     @abc.abstractmethod
     def normalised(self) -> "tuple[AbstractActions, Bool[Array, ' i']]":
-        """Return SM with orthonormal columns, and which of them are zero because S has less than full rank.
+        """Return SM with orthonormal columns, and which of them are zero because S has less than
+        full rank.
 
-        M is constant under differentiation: objectives that depend on the span of S alone have the right gradient.
+        M is constant under differentiation: objectives that depend on the span of S alone have the
+        right gradient.
         """
 
 
@@ -203,10 +230,17 @@ class DenseActions(AbstractActions):
         return self.project(jnp.asarray(self.matrix))
 
     def cross(
-        self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
+        self,
+        kernel: AbstractKernel,
+        Z: Float[Array, "o d"],
+        X: Float[Array, "n d"],
+        *,
+        tile: int = TILE,
     ) -> Float[Array, "o i"]:
         matrix = jnp.asarray(self.matrix)
-        return _by_row_blocks(lambda rows: _exact_matmul(gram(kernel, rows, X), matrix), Z, len(X), tile)
+        return _by_row_blocks(
+            lambda rows: _exact_matmul(gram(kernel, rows, X), matrix), Z, len(X), tile
+        )
 
     def image(self, kernel: AbstractKernel, X: Float[Array, "n d"]) -> Float[Array, "n i"]:
         return self.cross(kernel, X, X)
@@ -224,7 +258,9 @@ class DenseActions(AbstractActions):
         # The usual numerical rank: below it an eigenvalue of the Gram matrix is rounding.
         live = squares > max(matrix.shape) * jnp.finfo(matrix.dtype).eps * squares[-1]
         shrink = jnp.where(live, 1 / jnp.sqrt(jnp.where(live, squares, 1)), 0)
-        return DenseActions(_exact_matmul(matrix, scale[:, None] * vectors * shrink[None, :])), ~live
+        return DenseActions(
+            _exact_matmul(matrix, scale[:, None] * vectors * shrink[None, :])
+        ), ~live
 
 
 class SparseActions(AbstractActions):
@@ -232,8 +268,9 @@ class SparseActions(AbstractActions):
 
     values : (i, k) the entries; those outside the mask are ignored.
     rows : (i, k) where they stand. mask : (i, k) which are in use.
-    whole : whether every row of the data is in a group. Each kernel entry is then evaluated once in a product and once
-        in its derivatives: at n = 50,000 a step of training takes a third of the time.
+    whole : whether every row of the data is in a group. Each kernel entry is then evaluated once in
+        a product and once in its derivatives: at n = 50,000 a step of training takes a third of the
+        time.
     """
 
     values: Float[Array | np.ndarray, "i k"]
@@ -260,13 +297,20 @@ class SparseActions(AbstractActions):
         return jnp.diag(jnp.sum(self.entries() ** 2, axis=1))
 
     def cross(
-        self, kernel: AbstractKernel, Z: Float[Array, "o d"], X: Float[Array, "n d"], *, tile: int = TILE
+        self,
+        kernel: AbstractKernel,
+        Z: Float[Array, "o d"],
+        X: Float[Array, "n d"],
+        *,
+        tile: int = TILE,
     ) -> Float[Array, "o i"]:
         entries, points = self.entries(), X[self.rows.reshape(-1)]
 
         def block(rows: Float[Array, "b d"]) -> Float[Array, "b i"]:
             # (b, i, k) kernel entries, summed over the k rows of each action.
-            return jnp.sum(gram(kernel, rows, points).reshape(-1, *entries.shape) * entries[None], axis=2)
+            return jnp.sum(
+                gram(kernel, rows, points).reshape(-1, *entries.shape) * entries[None], axis=2
+            )
 
         return _by_row_blocks(block, Z, len(points), tile)
 
@@ -282,19 +326,25 @@ class SparseActions(AbstractActions):
         return SparseActions(values, self.rows, self.mask, self.whole), ~live
 
 
-def balanced_blocks(n: int, num_actions: int) -> tuple[Int[np.ndarray, "i k"], Bool[np.ndarray, "i k"]]:
-    """Cut n rows into blocks of consecutive rows whose lengths differ by one at most: none empty, no row dropped.
+def balanced_blocks(
+    n: int, num_actions: int
+) -> tuple[Int[np.ndarray, "i k"], Bool[np.ndarray, "i k"]]:
+    """Cut n rows into blocks of consecutive rows whose lengths differ by one at most: none empty,
+    no row dropped.
 
     Returns
     -------
-    rows : (i, k) the row numbers, k = ⌈n/i⌉; a short block repeats its last row there. mask : (i, k) without these.
+    rows : (i, k) the row numbers, k = ⌈n/i⌉; a short block repeats its last row there. mask : (i,
+        k) without these.
 
     Raises
     ------
     ValueError : not between 1 and n blocks.
     """
     if not 1 <= num_actions <= n:
-        raise InputError("balanced_blocks", f"between 1 and {n} actions", num_actions, "Use one row a block.")
+        raise InputError(
+            "balanced_blocks", f"between 1 and {n} actions", num_actions, "Use one row a block."
+        )
     width = -(-n // num_actions)
     starts = (np.arange(num_actions + 1) * n) // num_actions
     place = starts[:-1, None] + np.arange(width)[None, :]
@@ -302,9 +352,11 @@ def balanced_blocks(n: int, num_actions: int) -> tuple[Int[np.ndarray, "i k"], B
 
 
 def near_order(X: Float[np.ndarray, "n d"], width: int) -> Int[np.ndarray, " n"]:
-    """Return an order of the rows in which neighbours are near: halves at the medians of widest coordinates.
+    """Return an order of the rows in which neighbours are near: halves at the medians of widest
+    coordinates.
 
-    Coordinates are in units of their standard deviations; groups of at most `width` rows stay as they come.
+    Coordinates are in units of their standard deviations; groups of at most `width` rows stay as
+    they come.
     """
     spread = X.std(axis=0)
     scaled = X / np.where(spread > 0, spread, 1)
@@ -322,7 +374,10 @@ def near_order(X: Float[np.ndarray, "n d"], width: int) -> Int[np.ndarray, " n"]
 
 
 def _by_row_blocks(
-    function: Callable[[Float[Array, "b d"]], Float[Array, "b i"]], Z: Float[Array, "o d"], columns: int, tile: int
+    function: Callable[[Float[Array, "b d"]], Float[Array, "b i"]],
+    Z: Float[Array, "o d"],
+    columns: int,
+    tile: int,
 ) -> Float[Array, "o i"]:
     o, d = Z.shape
     # So many rows that a block of the kernel matrix has at most `tile` entries.
@@ -346,7 +401,8 @@ class IterationState(NamedTuple):
     """The posterior after `step` actions: C = DDᵀ approximates (K + σ²I)⁻¹ from below.
 
     weights : (n,), v = Cy. residual : (n,), y − (K + σ²I)v.
-    directions : (n, i), D, conjugate: Dᵀ(K + σ²I)D = I; columns not reached yet, and those of actions that depended on
+    directions : (n, i), D, conjugate: Dᵀ(K + σ²I)D = I; columns not reached yet, and those of
+        actions that depended on
         earlier ones, are zero. images : (n, i), (K + σ²I)D.
     step : actions taken. rank : those that were independent.
     """
@@ -374,11 +430,15 @@ def init(outputs: Float[Array, " n"], num_actions: int) -> IterationState:
     return IterationState(jnp.zeros_like(outputs), outputs, room, room, none, none)
 
 
-def step(state: IterationState, action: Float[Array, " n"], product: SystemProduct) -> IterationState:
-    """Condition on one more action: Algorithm S1 of Wenger et al. (2024), with one product instead of two.
+def step(
+    state: IterationState, action: Float[Array, " n"], product: SystemProduct
+) -> IterationState:
+    """Condition on one more action: Algorithm S1 of Wenger et al. (2024), with one product instead
+    of two.
 
-    The image of the direction is updated with it, so that the residual needs no product of its own. Directions are
-    conjugated twice: once loses orthogonality to rounding. An action in the span of earlier ones changes nothing.
+    The image of the direction is updated with it, so that the residual needs no product of its own.
+    Directions are conjugated twice: once loses orthogonality to rounding. An action in the span of
+    earlier ones changes nothing.
     """
     # Of unit length, so that the test of novelty below has no units.
     norm = jnp.linalg.norm(action)
@@ -448,7 +508,8 @@ class Residual(AbstractChooser):
 class ActionTask(NamedTuple):
     """The data that a policy chooses actions for.
 
-    X : (n, d). outputs : (n,), of mean zero. num_actions : at most n. key : None where the user gave none.
+    X : (n, d). outputs : (n,), of mean zero. num_actions : at most n. key : None where the user
+        gave none.
     """
 
     X: Float[Array, "n d"]
@@ -471,12 +532,14 @@ class AbstractPolicy(eqx.Module):
 
 
 class BlockActions(AbstractPolicy):
-    """Block-sparse actions, one for each of i balanced blocks of rows, their n entries learned (CaGP-Opt).
+    """Block-sparse actions, one for each of i balanced blocks of rows, their n entries learned
+    (CaGP-Opt).
 
-    Wenger et al. (2024), section 4.2. They start as the sums of their blocks. Near rows share a block: an action then
-    starts as a local mean instead of one over all the inputs.
+    Wenger et al. (2024), section 4.2. They start as the sums of their blocks. Near rows share a
+    block: an action then starts as a local mean instead of one over all the inputs.
 
-    learn : whether the entries are optimised. near : whether blocks are of near rows, instead of consecutive ones.
+    learn : whether the entries are optimised. near : whether blocks are of near rows, instead of
+        consecutive ones.
     """
 
     learn: bool = True
@@ -498,7 +561,8 @@ class BlockActions(AbstractPolicy):
 
 
 class ResidualActions(AbstractPolicy):
-    """Residuals of conjugate gradients: the posterior mean is that of the unfinished solve (CaGP-CG).
+    """Residuals of conjugate gradients: the posterior mean is that of the unfinished solve
+    (CaGP-CG).
 
     In training the actions are found anew in each round, at the hyper-parameters of the last.
     """
@@ -557,7 +621,12 @@ class GivenActions(AbstractPolicy):
 
     def start(self, task: ActionTask) -> AbstractChooser:
         matrix, n, i = np.asarray(self.matrix), len(task.outputs), task.num_actions
-        if matrix.ndim != 2 or matrix.shape[0] != n or matrix.shape[1] < i or not np.isfinite(matrix).all():
+        if (
+            matrix.ndim != 2
+            or matrix.shape[0] != n
+            or matrix.shape[1] < i
+            or not np.isfinite(matrix).all()
+        ):
             expected = f"a finite matrix ({n}, at least {i})"
             raise InputError("GivenActions", expected, matrix.shape, "One row for each row of X.")
         return Planned(DenseActions(jnp.asarray(matrix[:, :i], task.outputs.dtype)))

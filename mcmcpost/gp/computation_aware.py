@@ -1,6 +1,8 @@
-"""Computation-aware Gaussian processes, whose variance includes the uncertainty from limited computation.
+"""Computation-aware Gaussian processes, whose variance includes the uncertainty from limited
+computation.
 
-The posterior given the actions and the objective of the training stand first, then the process that is fitted.
+The posterior given the actions and the objective of the training stand first, then the process that
+is fitted.
 """
 
 import abc
@@ -71,11 +73,13 @@ def condition(
     outputs: Float[Array, " n"],
     actions: AbstractActions,
 ) -> Projection:
-    """Condition on Sᵀy: Algorithm S2 of Wenger et al. (2024), on orthonormalised actions (their eq. 7).
+    """Condition on Sᵀy: Algorithm S2 of Wenger et al. (2024), on orthonormalised actions (their eq.
+    7).
 
-    The posterior depends on the span of S alone (Lemma S4). A direction that S lacks, because an action is zero or
-    depends on others, becomes an observation of pure noise with value zero, which changes neither posterior nor bound.
-    The system is then bounded below by σ² and needs no jitter beyond rounding.
+    The posterior depends on the span of S alone (Lemma S4). A direction that S lacks, because an
+    action is zero or depends on others, becomes an observation of pure noise with value zero, which
+    changes neither posterior nor bound. The system is then bounded below by σ² and needs no jitter
+    beyond rounding.
 
     Parameters
     ----------
@@ -95,21 +99,28 @@ def condition(
     fixed = jax.lax.stop_gradient(system)
     ones = jnp.ones(len(fixed), fixed.dtype)
     factor = factorise(fixed, ones, jnp.finfo(fixed.dtype).eps * jnp.mean(jnp.diagonal(fixed)))
-    lower = jnp.linalg.cholesky(system + jax.lax.stop_gradient(factor.nugget) * jnp.eye(len(fixed), dtype=fixed.dtype))
+    lower = jnp.linalg.cholesky(
+        system + jax.lax.stop_gradient(factor.nugget) * jnp.eye(len(fixed), dtype=fixed.dtype)
+    )
     weights = cho_solve((lower, True), actions.project(outputs[:, None])[:, 0])
     rank = jnp.sum(~dead)
-    return Projection(actions, image, inner, metric, lower, weights, rank, factor.nugget, factor.raised)
+    return Projection(
+        actions, image, inner, metric, lower, weights, rank, factor.nugget, factor.raised
+    )
 
 
 @eqx.filter_jit
 def predict(
     kernel: AbstractKernel, X: Float[Array, "n d"], projection: Projection, Z: Float[Array, "o d"]
 ) -> tuple[Float[Array, " o"], Float[Array, " o"]]:
-    """Return the posterior mean (o,) and variance (o,) of the latent function at Z (o, d): eq. 5."""
+    """Return the posterior mean (o,) and variance (o,) of the latent function at Z (o, d): eq.
+    5."""
     # Section 5, Gaussian processes: k(x, X)S(SᵀK̂S)⁻¹Sᵀk(X, x) as a sum of squares in the factor.
     cross = projection.actions.cross(kernel, Z, X)
     explained = solve_triangular(projection.lower, cross.T, lower=True)
-    return cross @ projection.weights, jnp.maximum(prior_variance(kernel, Z) - jnp.sum(explained**2, axis=0), 0)
+    return cross @ projection.weights, jnp.maximum(
+        prior_variance(kernel, Z) - jnp.sum(explained**2, axis=0), 0
+    )
 
 
 @eqx.filter_jit
@@ -117,7 +128,9 @@ def joint_covariance(
     kernel: AbstractKernel, X: Float[Array, "n d"], projection: Projection, Z: Float[Array, "o d"]
 ) -> Float[Array, "o o"]:
     """Return the posterior covariance (o, o) of the latent function at Z (o, d): eq. 5."""
-    explained = solve_triangular(projection.lower, projection.actions.cross(kernel, Z, X).T, lower=True)
+    explained = solve_triangular(
+        projection.lower, projection.actions.cross(kernel, Z, X).T, lower=True
+    )
     return gram(kernel, Z) - explained.T @ explained
 
 
@@ -138,14 +151,16 @@ class AbstractObjective(eqx.Module):
         outputs: Float[Array, " n"],
         actions: AbstractActions,
     ) -> Float[Array, ""]:
-        """Return the loss in nats, of all data together; differentiable in kernel, noise and actions."""
+        """Return the loss in nats, of all data together; differentiable in kernel, noise and
+        actions."""
 
 
 class EvidenceBound(AbstractObjective):
-    """−ELBO = NLL + KL(q‖p) ≥ NLL, q the computation-aware posterior: eq. 11 of Wenger et al. (2024).
+    """−ELBO = NLL + KL(q‖p) ≥ NLL, q the computation-aware posterior: eq. 11 of Wenger et al.
+    (2024).
 
-    ½[(‖y − K S ṽ‖² + Σ_j K_i(x_j, x_j))/σ² + (n − i) log σ² + n log 2π + ṽᵀSᵀKSṽ − tr((SᵀK̂S)⁻¹SᵀKS)
-    + log det SᵀK̂S − log det SᵀS].
+    ½[(‖y − K S ṽ‖² + Σ_j K_i(x_j, x_j))/σ² + (n − i) log σ² + n log 2π + ṽᵀSᵀKSṽ −
+    tr((SᵀK̂S)⁻¹SᵀKS) + log det SᵀK̂S − log det SᵀS].
     """
 
     @eqx.filter_jit
@@ -186,8 +201,8 @@ NOISE_BOUNDS = (1e-6, 1e2)
 ACTION_UNIT = 10.0
 """Unit of actions in L-BFGS, relative to the root mean square of their entries.
 
-On 1,500 rows of pol with 64 actions the loss per datum after 60 steps is 0.33 with 1, 0.23 with 3 and 0.205 with 10
-to 100.
+On 1,500 rows of pol with 64 actions the loss per datum after 60 steps is 0.33 with 1, 0.23 with 3
+and 0.205 with 10 to 100.
 """
 
 
@@ -209,8 +224,11 @@ def train(
     hyper: bool,
     actions: bool,
 ) -> tuple[Model, TrainingRecord]:
-    """Minimise the objective over the kernel parameters and the noise (`hyper`) and over the `actions`."""
-    free = Model(is_positive if hyper else False, hyper, eqx.is_inexact_array_like if actions else False)
+    """Minimise the objective over the kernel parameters and the noise (`hyper`) and over the
+    `actions`."""
+    free = Model(
+        is_positive if hyper else False, hyper, eqx.is_inexact_array_like if actions else False
+    )
     # Entries of actions have either sign: only kernel and noise go through the logarithm.
     packing = Packing(model, free=free, positive=Model(True, True, False))
     start = packing.pack(model)
@@ -248,14 +266,17 @@ def _value_and_slope(
 
 
 SPLIT_LIMIT = 8_192
-"""Training rows up to which the exact posterior is computed, for the split of the variance: 0.5 GB."""
+"""Training rows up to which the exact posterior is computed, for the split of the variance: 0.5
+GB."""
 
 
 class SplitPrediction(NamedTuple):
     """The posterior with its variance in two parts.
 
-    mean : (n,). mathematical : (n,), the variance of the exact posterior, from limited data. computational : (n,), the
-    additional variance from limited computation. combined : (n,), their sum, the variance of `predict`.
+    mean : (n,). mathematical : (n,), the variance of the exact posterior, from limited data.
+        computational : (n,), the
+    additional variance from limited computation. combined : (n,), their sum, the variance of
+        `predict`.
     """
 
     mean: Float[np.ndarray, " n"]
@@ -268,8 +289,8 @@ class FittedComputationAwareGP(eqx.Module):
     """A computation-aware process and its data.
 
     kernel, noise : in units of standardised outputs, y = centre + scale·output.
-    projection : the data projected on the actions: `rank` of `num_actions` are independent; `nugget` was added to the
-        projected system, `raised` where that is more than rounding.
+    projection : the data projected on the actions: `rank` of `num_actions` are independent;
+        `nugget` was added to the projected system, `raised` where that is more than rounding.
     record : how training went.
     """
 
@@ -285,11 +306,13 @@ class FittedComputationAwareGP(eqx.Module):
         return self.projection.actions.num_actions
 
     def predict(self, X: object, *, noise: bool = True) -> Prediction:
-        """Return mean and combined variance at X (n, d), in the units of y; the noise is included by default.
+        """Return mean and combined variance at X (n, d), in the units of y; the noise is included
+        by default.
 
         Raises
         ------
-        TypeError, ValueError : not numbers, not finite, or of other columns than the training inputs.
+        TypeError, ValueError : not numbers, not finite, or of other columns than the training
+            inputs.
         """
         check_flags("predict", noise=noise)
         inputs = check_inputs("predict", X, self.training.X.shape[1])
@@ -297,7 +320,8 @@ class FittedComputationAwareGP(eqx.Module):
         return Prediction(self._mean(mean), self._variance(variance + self.noise * noise))
 
     def predict_split(self, X: object, *, noise: bool = True) -> SplitPrediction:
-        """Return the variance at X (n, d) as mathematical plus computational; the noise is part of the mathematical.
+        """Return the variance at X (n, d) as mathematical plus computational; the noise is part of
+        the mathematical.
 
         Needs the exact posterior, an n×n factorisation: for up to 8,192 training rows.
 
@@ -314,11 +338,17 @@ class FittedComputationAwareGP(eqx.Module):
         mean, combined = _predict(self.kernel, self.projection, self.training.X, inputs)
         exact = _exact_variance(self.kernel, np.asarray(self.noise), self.training.X, inputs)
         mathematical = self._variance(exact + self.noise * noise)
-        computational = self._variance(np.maximum(combined - exact, 0))  # an exact zero may round below
-        return SplitPrediction(self._mean(mean), mathematical, computational, mathematical + computational)
+        # an exact zero may round below
+        computational = self._variance(np.maximum(combined - exact, 0))
+        return SplitPrediction(
+            self._mean(mean), mathematical, computational, mathematical + computational
+        )
 
-    def sample(self, X: object, num_samples: int, *, key: PRNGKeyArray, noise: bool = False) -> np.ndarray:
-        """Return joint posterior samples (num_samples, n) of the latent function at X (n, d), or of y with noise.
+    def sample(
+        self, X: object, num_samples: int, *, key: PRNGKeyArray, noise: bool = False
+    ) -> np.ndarray:
+        """Return joint posterior samples (num_samples, n) of the latent function at X (n, d), or of
+        y with noise.
 
         Raises
         ------
@@ -375,7 +405,8 @@ def _joint(
     Z: Float[Array | np.ndarray, "o d"],
     noise: Float[Array | np.ndarray, ""],
 ) -> tuple[Float[Array, " o"], Float[Array, "o o"]]:
-    """Return the mean and a Cholesky factor of the covariance, raised by rounding where it is singular."""
+    """Return the mean and a Cholesky factor of the covariance, raised by rounding where it is
+    singular."""
     points, inputs = jnp.asarray(X), jnp.asarray(Z)
     mean, _ = predict(kernel, points, projection, inputs)
     # One jitter for both: the covariance of what is sampled, noise included.
@@ -386,7 +417,8 @@ def _joint(
 NUM_ACTIONS = 256
 
 NOISE = 0.5
-"""Noise at which training starts. Adam reaches a lower loss from here than from 0.1, L-BFGS the same."""
+"""Noise at which training starts. Adam reaches a lower loss from here than from 0.1, L-BFGS the
+same."""
 
 ROUNDS = 5
 """How often training recomputes actions that depend on the hyper-parameters."""
@@ -395,21 +427,23 @@ ROUNDS = 5
 class ComputationAwareGP(eqx.Module):
     """Gaussian-process regression on i linear combinations of the n data.
 
-    The variance is that of the exact process plus the uncertainty about the n − i other directions. At equal
-    hyper-parameters it is never below the exact one; with i = n independent actions they agree. A product costs n²
-    kernel entries, memory is O(ni).
+    The variance is that of the exact process plus the uncertainty about the n − i other directions.
+    At equal hyper-parameters it is never below the exact one; with i = n independent actions they
+    agree. A product costs n² kernel entries, memory is O(ni).
 
     Source: Wenger, Wu, Hennig, Gardner, Pleiss and Cunningham, Computation-Aware Gaussian Processes
     (NeurIPS 2024).
 
     Parameters
     ----------
-    kernel : on the inputs as given, for outputs standardised to mean zero and variance one; where training starts. By
-        default Matérn-3/2 with a lengthscale for each coordinate.
-    noise : variance σ² of the observation noise in units of the standardised outputs; where training starts.
-    num_actions : i, the budget; where there are fewer rows than that, one action per row, which is exact.
-    policy : `BlockActions()` (default, learned), `ResidualActions()`, `UnitActions()`, `RandomActions()`,
-        `GivenActions(matrix)`.
+    kernel : on the inputs as given, for outputs standardised to mean zero and variance one; where
+        training starts. By default Matérn-3/2 with a lengthscale for each coordinate.
+    noise : variance σ² of the observation noise in units of the standardised outputs; where
+        training starts.
+    num_actions : i, the budget; where there are fewer rows than that, one action per row, which is
+        exact.
+    policy : `BlockActions()` (default, learned), `ResidualActions()`, `UnitActions()`,
+        `RandomActions()`, `GivenActions(matrix)`.
     objective : the loss of training, `EvidenceBound()` by default.
     optimiser : `LBFGS(...)` (default) or `Adam(...)`.
     optimise : whether kernel and noise are trained; entries of learned actions are in any case.
@@ -438,26 +472,35 @@ class ComputationAwareGP(eqx.Module):
             check_kind("ComputationAwareGP", name, getattr(self, name), (kind, None), cure)
         check_flags("ComputationAwareGP", optimise=self.optimise)
 
-    def fit(self, X: object, y: object, *, key: PRNGKeyArray | None = None) -> FittedComputationAwareGP:
-        """Return the process fitted to X (m, d) and y (m,); the key is needed by a random policy only.
+    def fit(
+        self, X: object, y: object, *, key: PRNGKeyArray | None = None
+    ) -> FittedComputationAwareGP:
+        """Return the process fitted to X (m, d) and y (m,); the key is needed by a random policy
+        only.
 
         Raises
         ------
-        TypeError, ValueError : data that are not numbers, not finite, of the wrong shape or fewer than two rows; a loss
-            that is not finite at the start.
+        TypeError, ValueError : data that are not numbers, not finite, of the wrong shape or fewer
+            than two rows; a loss that is not finite at the start.
         """
         training = check_training("ComputationAwareGP", X, y)
         check_key("ComputationAwareGP", key, optional=True)
         kernel = default_kernel(training.X) if self.kernel is None else self.kernel
         model, projection, record = _fit(self, kernel, training, key)
-        return FittedComputationAwareGP(model.kernel, float(model.noise), projection, record, training)
+        return FittedComputationAwareGP(
+            model.kernel, float(model.noise), projection, record, training
+        )
 
 
 @in_float64
 def _fit(
     gp: ComputationAwareGP, kernel: AbstractKernel, training: Training, key: PRNGKeyArray | None
 ) -> tuple[Model, Projection, TrainingRecord]:
-    policy, objective, optimiser = gp.policy or BlockActions(), gp.objective or EvidenceBound(), gp.optimiser or LBFGS()
+    policy, objective, optimiser = (
+        gp.policy or BlockActions(),
+        gp.objective or EvidenceBound(),
+        gp.optimiser or LBFGS(),
+    )
     X, outputs = jax.device_put((training.X, training.outputs))
     # More actions than rows would be dependent; as many are the exact process.
     num_actions = min(gp.num_actions, len(outputs))
@@ -465,13 +508,17 @@ def _fit(
     model = Model(kernel, jnp.asarray(gp.noise), None)
     if isinstance(chooser, Planned):
         model = model._replace(actions=chooser.actions)
-        model, record = train(model, X, outputs, objective, optimiser, hyper=gp.optimise, actions=policy.learned)
+        model, record = train(
+            model, X, outputs, objective, optimiser, hyper=gp.optimise, actions=policy.learned
+        )
     else:
 
         def find(model: Model) -> AbstractActions:
             return _conjugate(model, X, outputs, chooser, num_actions)
 
-        model, record = _train_in_rounds(model, X, outputs, objective, optimiser, find, hyper=gp.optimise)
+        model, record = _train_in_rounds(
+            model, X, outputs, objective, optimiser, find, hyper=gp.optimise
+        )
     return model, condition(model.kernel, model.noise, X, outputs, model.actions), record
 
 
@@ -485,24 +532,39 @@ def _train_in_rounds(
     *,
     hyper: bool,
 ) -> tuple[Model, TrainingRecord]:
-    """Alternate between finding the actions at the current hyper-parameters and training these with actions held."""
+    """Alternate between finding the actions at the current hyper-parameters and training these with
+    actions held."""
     model, records = start, []
     # The gradient with actions held ignores how they follow the hyper-parameters: hence rounds.
     for _ in range(ROUNDS if hyper else 0):
         held = model._replace(actions=find(model))
-        model, record = train(held, X, outputs, objective, share(optimiser, ROUNDS), hyper=True, actions=False)
+        model, record = train(
+            held, X, outputs, objective, share(optimiser, ROUNDS), hyper=True, actions=False
+        )
         records.append(record)
     # Actions at the final hyper-parameters, and the loss there; nothing is free in this round.
     model, last = train(
-        model._replace(actions=find(model)), X, outputs, objective, optimiser, hyper=False, actions=False
+        model._replace(actions=find(model)),
+        X,
+        outputs,
+        objective,
+        optimiser,
+        hyper=False,
+        actions=False,
     )
     return model, join_records([*records, last])
 
 
 def _conjugate(
-    model: Model, X: Float[Array, "n d"], outputs: Float[Array, " n"], chooser: AbstractChooser, num_actions: int
+    model: Model,
+    X: Float[Array, "n d"],
+    outputs: Float[Array, " n"],
+    chooser: AbstractChooser,
+    num_actions: int,
 ) -> AbstractActions:
     """Return conjugate directions that span the actions of the iteration."""
     # Directions span what the actions span, and are conjugate already: `normalised` meets no near
     # dependence.
-    return DenseActions(take_actions(model.kernel, model.noise, X, outputs, chooser, num_actions).directions)
+    return DenseActions(
+        take_actions(model.kernel, model.noise, X, outputs, chooser, num_actions).directions
+    )

@@ -1,4 +1,5 @@
-"""Training data, default kernel and predictions of every Gaussian process, with the checks of the input."""
+"""Training data, default kernel and predictions of every Gaussian process, with the checks of the
+input."""
 
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ class Prediction(NamedTuple):
 
 
 class Training(NamedTuple):
-    """Checked data; the process is fitted to outputs of mean zero and unit variance, y = centre + scale·outputs.
+    """Checked data; the process is fitted to outputs of mean zero and unit variance, y = centre +
+    scale·outputs.
 
     X : (m, d) inputs.
     outputs : (m,).
@@ -38,17 +40,21 @@ def check_training(where: str, X: object, y: object) -> Training:
 
     Raises
     ------
-    TypeError, ValueError : not numbers, of the wrong shape, not finite (says in which rows), fewer than two rows.
+    TypeError, ValueError : not numbers, of the wrong shape, not finite (says in which rows), fewer
+        than two rows.
     """
     inputs = check_inputs(where, X, None)
     targets = as_float64(where, "y", y, "m")
     if len(targets) != len(inputs) or len(targets) < 2:
         got = f"{len(inputs)} rows of X and {len(targets)} values"
-        raise InputError(where, "one value of `y` for each of at least two rows of `X`", got, "Match them.")
+        raise InputError(
+            where, "one value of `y` for each of at least two rows of `X`", got, "Match them."
+        )
     refuse_rows(where, "y", ~np.isfinite(targets))
     check_size(where, "y", targets[:, None])
     centre, scale = float(targets.mean()), float(targets.std())
-    scale = scale if scale > np.finfo(float).eps * abs(centre) else 1.0  # constant outputs: nothing to scale
+    # constant outputs: nothing to scale
+    scale = scale if scale > np.finfo(float).eps * abs(centre) else 1.0
     return Training(inputs, (targets - centre) / scale, centre, scale)
 
 
@@ -56,16 +62,24 @@ def check_inputs(where: str, X: object, d: int | None) -> Float[np.ndarray, "m d
     """Return inputs (m, d) in float64; `d` is what the fit had, None before it."""
     inputs = as_float64(where, "X", X, "m, d")
     if d is not None and inputs.shape[1] != d:
-        raise InputError(where, f"`X` with {d} columns", inputs.shape, "Give the coordinates that the fit was given.")
+        raise InputError(
+            where,
+            f"`X` with {d} columns",
+            inputs.shape,
+            "Give the coordinates that the fit was given.",
+        )
     if not inputs.size:
-        raise InputError(where, "`X` with at least one row and column", inputs.shape, "Give some inputs.")
+        raise InputError(
+            where, "`X` with at least one row and column", inputs.shape, "Give some inputs."
+        )
     refuse_rows(where, "X", ~np.isfinite(inputs).all(axis=1))
     check_size(where, "X", inputs)
     return inputs
 
 
 def default_kernel(X: Float[np.ndarray, "m d"]) -> AbstractKernel:
-    """Return Matérn-3/2 of unit amplitude with one lengthscale per coordinate, its standard deviation to start with.
+    """Return Matérn-3/2 of unit amplitude with one lengthscale per coordinate, its standard
+    deviation to start with.
 
     A constant coordinate has the lengthscale 1, which has no effect.
     """
@@ -80,5 +94,8 @@ def refuse_rows(where: str, name: str, bad: np.ndarray) -> None:
         rows = np.flatnonzero(bad)
         shown = ", ".join(map(str, rows[:5])) + ("…" if len(rows) > 5 else "")
         raise InputError(
-            where, f"finite values of `{name}`", f"{len(rows)} rows that are not: {shown}", "Drop these rows."
+            where,
+            f"finite values of `{name}`",
+            f"{len(rows)} rows that are not: {shown}",
+            "Drop these rows.",
         )

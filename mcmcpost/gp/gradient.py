@@ -45,7 +45,12 @@ from mcmcpost.gp.gradient_posterior import (
     tune_gradient_kernel,
     white_data,
 )
-from mcmcpost.gp.gradient_solvers import AbstractGradientSolver, Automatic, GradientSolution, solve_system
+from mcmcpost.gp.gradient_solvers import (
+    AbstractGradientSolver,
+    Automatic,
+    GradientSolution,
+    solve_system,
+)
 from mcmcpost.scores import check_scalar
 from mcmcpost.stein import AbstractKernel, Matern52, Scaled
 
@@ -54,7 +59,8 @@ class GradientPrediction(NamedTuple):
     """The posterior at new inputs.
 
     value : (m,), up to a constant where only gradients were observed. gradient : (m, d).
-    value_variance : (m,), gradient_variance : (m, d); of the process without noise, None if not asked for.
+    value_variance : (m,), gradient_variance : (m, d); of the process without noise, None if not
+        asked for.
     hessian : of leading axis m, None if not asked for.
     """
 
@@ -76,8 +82,10 @@ class GradientSample(NamedTuple):
 class FittedGradientGP:
     """A process conditioned on data.
 
-    kernel, noise : used. mean : the prior mean, None for zero. constant : of the prior mean of values, by generalised
-    least squares; zero without values. X : (n, d). solution : of the solve, with its status and cost.
+    kernel, noise : used. mean : the prior mean, None for zero. constant : of the prior mean of
+        values, by generalised
+    least squares; zero without values. X : (n, d). solution : of the solve, with its status and
+    cost.
     log_marginal_likelihood : of the data, None where the system is too large to factorise.
     num_evaluations : of the likelihood while tuning.
     """
@@ -95,19 +103,24 @@ class FittedGradientGP:
     observations: Float[np.ndarray, "n w"]
 
     @in_float64
-    def predict(self, X_new: object, *, variance: bool = True, hessian: bool = False) -> GradientPrediction:
+    def predict(
+        self, X_new: object, *, variance: bool = True, hessian: bool = False
+    ) -> GradientPrediction:
         """Return value, gradient, their variances, and the Hessian if asked for, at X_new (m, d).
 
         Raises
         ------
-        ValueError : X_new of another dimension or not finite, or the Hessian of a Matérn-3/2, which does not exist.
+        ValueError : X_new of another dimension or not finite, or the Hessian of a Matérn-3/2, which
+            does not exist.
         MemoryError : variances of more points than a factorisation can hold.
         """
         check_flags("GradientGP.predict", variance=variance, hessian=hessian)
         inputs = check_inputs("GradientGP.predict", X_new, self.X.shape[1])
         if hessian and not self.profile.has_hessian:
             cure = "Its paths are differentiable once; use Matern52 or a smoother kernel."
-            raise InputError("GradientGP.predict", "a kernel whose process has a Hessian", "Matern32", cure)
+            raise InputError(
+                "GradientGP.predict", "a kernel whose process has a Hessian", "Matern32", cure
+            )
         new = (jnp.asarray(inputs) - self.origin[None]) * self.root[None]
         mean = posterior_mean(self.profile, self._points, jnp.asarray(self.solution.value), new)
         # Out of white coordinates (section 4): g = Λ^{1/2} times the white gradient, variances by
@@ -136,7 +149,8 @@ class FittedGradientGP:
 
     @in_float64
     def sample(self, X_new: object, *, num_samples: int, key: Array) -> GradientSample:
-        """Draw values and gradients at X_new (m, d) from the joint posterior; values up to the prior's constant.
+        """Draw values and gradients at X_new (m, d) from the joint posterior; values up to the
+        prior's constant.
 
         Raises
         ------
@@ -148,10 +162,13 @@ class FittedGradientGP:
         points = len(inputs) + len(self.X)
         # Joint draws factorise old and new points together, in the span of both.
         check_memory(
-            "GradientGP.sample", points * (1 + projected_dimension(self.profile.stationary, points, self.X.shape[1]))
+            "GradientGP.sample",
+            points * (1 + projected_dimension(self.profile.stationary, points, self.X.shape[1])),
         )
         new = (jnp.asarray(inputs) - self.origin[None]) * self.root[None]
-        drawn = compiled_samples(self.profile, self._gram, jnp.asarray(self.observations), new, key, num_samples)
+        drawn = compiled_samples(
+            self.profile, self._gram, jnp.asarray(self.observations), new, key, num_samples
+        )
         value, gradient = drawn[..., 0] + self.constant, drawn[..., 1:] * self.root[None, None]
         if self.mean is not None:
             value = value + jax.vmap(self.mean)(jnp.asarray(inputs))[None]
@@ -159,14 +176,16 @@ class FittedGradientGP:
         return GradientSample(value, gradient)
 
     def value_and_gradient(self) -> Callable[[Array], tuple[Array, Array]]:
-        """Return x (d,) ↦ posterior mean of value and gradient, to be traced by JAX, in the dtype of x."""
+        """Return x (d,) ↦ posterior mean of value and gradient, to be traced by JAX, in the dtype
+        of x."""
         points = (self.X - self.origin[None]) * self.root[None]
 
         def evaluate(x: Float[Array, " d"]) -> tuple[Float[Array, ""], Float[Array, " d"]]:
             # In the dtype of x: this function runs inside samplers, in whichever precision they
             # have.
             u, weights, origin, root = (
-                jnp.asarray(part, x.dtype) for part in (points, self.solution.value, self.origin, self.root)
+                jnp.asarray(part, x.dtype)
+                for part in (points, self.solution.value, self.origin, self.root)
             )
             mean = posterior_mean(self.profile, u, weights, ((x - origin) * root)[None])[0]
             value, gradient = mean[0] + jnp.asarray(self.constant, x.dtype), mean[1:] * root
@@ -191,8 +210,12 @@ class FittedGradientGP:
         data = jnp.asarray(self.observations)
         # Observations are kept white; the likelihood whitens by itself, for its derivative in the
         # lengthscales.
-        data = jnp.concatenate([data[:, : data.shape[1] - d], data[:, data.shape[1] - d :] * root], axis=1)
-        return float(_log_likelihood(self.kernel, jnp.asarray(self.noise), jnp.asarray(self.X), data))
+        data = jnp.concatenate(
+            [data[:, : data.shape[1] - d], data[:, data.shape[1] - d :] * root], axis=1
+        )
+        return float(
+            _log_likelihood(self.kernel, jnp.asarray(self.noise), jnp.asarray(self.X), data)
+        )
 
     @property
     def _points(self) -> Array:
@@ -212,10 +235,16 @@ class FittedGradientGP:
     def _check_factor(self) -> None:
         n, d = self.X.shape
         with_values = self.observations.shape[1] > d
-        check_memory("GradientGP", n * (projected_dimension(self.profile.stationary, n, d) + with_values))
+        check_memory(
+            "GradientGP", n * (projected_dimension(self.profile.stationary, n, d) + with_values)
+        )
 
-    def _hessian(self, inputs: Float[np.ndarray, "m d"], new: Float[Array, "m d"]) -> DiagonalPlusLowRank:
-        inside = posterior_hessian(self.profile, self._points, jnp.asarray(self.solution.value), new)
+    def _hessian(
+        self, inputs: Float[np.ndarray, "m d"], new: Float[Array, "m d"]
+    ) -> DiagonalPlusLowRank:
+        inside = posterior_hessian(
+            self.profile, self._points, jnp.asarray(self.solution.value), new
+        )
         inside = _rescale(inside, jnp.asarray(self.root))
         if self.mean is None:
             return inside
@@ -223,18 +252,30 @@ class FittedGradientGP:
         # The prior mean's Hessian may have full rank: it joins as the factor I with itself as core.
         curvature = jax.vmap(jax.hessian(self.mean))(jnp.asarray(inputs))
         k = inside.core.shape[-1]
-        core = jnp.zeros((m, k + d, k + d), curvature.dtype).at[:, :k, :k].set(inside.core).at[:, k:, k:].set(curvature)
+        core = (
+            jnp.zeros((m, k + d, k + d), curvature.dtype)
+            .at[:, :k, :k]
+            .set(inside.core)
+            .at[:, k:, k:]
+            .set(curvature)
+        )
         whole = jnp.broadcast_to(jnp.eye(d, dtype=curvature.dtype)[None], (m, d, d))
-        return DiagonalPlusLowRank(inside.diagonal, jnp.concatenate([inside.factor, whole], axis=-1), core)
+        return DiagonalPlusLowRank(
+            inside.diagonal, jnp.concatenate([inside.factor, whole], axis=-1), core
+        )
 
 
 def _rescale(white: DiagonalPlusLowRank, root: Float[Array, " d"]) -> DiagonalPlusLowRank:
     factor = jnp.broadcast_to(root[:, None], white.factor.shape) * white.factor
-    return DiagonalPlusLowRank(white.diagonal * jnp.broadcast_to(root**2, white.diagonal.shape), factor, white.core)
+    return DiagonalPlusLowRank(
+        white.diagonal * jnp.broadcast_to(root**2, white.diagonal.shape), factor, white.core
+    )
 
 
 compiled_gram = eqx.filter_jit(
-    lambda profile, points, noise, with_values: gradient_gram(profile, points, noise, with_values=with_values)
+    lambda profile, points, noise, with_values: gradient_gram(
+        profile, points, noise, with_values=with_values
+    )
 )
 
 _log_likelihood = eqx.filter_jit(gradient_log_likelihood)
@@ -246,16 +287,21 @@ START_NOISE = 1e-6
 class GradientGP(eqx.Module):
     """A Gaussian process observed through its gradients, and its values if they are given.
 
-    kernel : one profile (`SquaredExponential`, `Matern52`, `Polynomial`, …), or `Scaled` one; the start of tuning.
-        None is `Scaled` `Matern52` with one lengthscale per coordinate: it has Hessians, and is conditioned 100–500
-        times better than the squared exponential on trajectories. The amplitude of a kernel without `Scaled` is one.
-    noise : σ² of the noise σ²(I⊗Λ) on gradients and σ² on values; None is tuned, or zero without tuning.
+    kernel : one profile (`SquaredExponential`, `Matern52`, `Polynomial`, …), or `Scaled` one; the
+        start of tuning. None is `Scaled` `Matern52` with one lengthscale per coordinate: it has
+        Hessians, and is conditioned 100–500 times better than the squared exponential on
+        trajectories. The amplitude of a kernel without `Scaled` is one.
+    noise : σ² of the noise σ²(I⊗Λ) on gradients and σ² on values; None is tuned, or zero without
+        tuning.
     solver : None is `Automatic`.
-    mean : a JAX function of one point (d,), the prior mean; its gradient and Hessian come from autodiff.
-    tune : whether to maximise the marginal likelihood over the kernel's positive parameters and the noise.
+    mean : a JAX function of one point (d,), the prior mean; its gradient and Hessian come from
+        autodiff.
+    tune : whether to maximise the marginal likelihood over the kernel's positive parameters and the
+        noise.
     max_steps : of L-BFGS.
 
-    Source: de Roos, Gessner and Hennig, High-Dimensional Gaussian Process Inference with Derivatives (ICML 2021).
+    Source: de Roos, Gessner and Hennig, High-Dimensional Gaussian Process Inference with
+    Derivatives (ICML 2021).
     """
 
     kernel: AbstractKernel | None = None
@@ -266,10 +312,27 @@ class GradientGP(eqx.Module):
     max_steps: int = 50
 
     def __check_init__(self) -> None:
-        check_kind("GradientGP", "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52().")
-        check_kind("GradientGP", "solver", self.solver, (AbstractGradientSolver, None), "Such as Automatic().")
-        check_number("GradientGP", "noise", self.noise, "Give a variance.", inside="[0, inf)", optional=True)
-        check_function("GradientGP", "mean", self.mean, 1, "It is the prior mean of one point (d,).", optional=True)
+        check_kind(
+            "GradientGP", "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52()."
+        )
+        check_kind(
+            "GradientGP",
+            "solver",
+            self.solver,
+            (AbstractGradientSolver, None),
+            "Such as Automatic().",
+        )
+        check_number(
+            "GradientGP", "noise", self.noise, "Give a variance.", inside="[0, inf)", optional=True
+        )
+        check_function(
+            "GradientGP",
+            "mean",
+            self.mean,
+            1,
+            "It is the prior mean of one point (d,).",
+            optional=True,
+        )
         check_flags("GradientGP", tune=self.tune)
         check_count("GradientGP", "max_steps", self.max_steps, "Or tune=False.")
 
@@ -285,7 +348,8 @@ class GradientGP(eqx.Module):
 
         Warns
         -----
-        UserWarning : the solve ended before its tolerance: it had too few steps, or gradients contradict each other.
+        UserWarning : the solve ended before its tolerance: it had too few steps, or gradients
+            contradict each other.
         """
         inputs = check_inputs("GradientGP", X, None)
         observations = self._observations(inputs, gradients, values)
@@ -298,25 +362,43 @@ class GradientGP(eqx.Module):
             centred[:, 0] -= centred[:, 0].mean()
         evaluations = 0
         if self.tune:
-            white = np.asarray(white_data(kernel, jnp.asarray(inputs), jnp.asarray(observations))[1])
+            white = np.asarray(
+                white_data(kernel, jnp.asarray(inputs), jnp.asarray(observations))[1]
+            )
             # Relative to the white gradients, so that the start does not depend on the units of the
             # data.
             scale = float(np.mean(white[:, -inputs.shape[1] :] ** 2)) or 1.0
             free = self.noise is None
             start = START_NOISE * scale if free else noise
-            tuned = tune_gradient_kernel(kernel, start, inputs, centred, free_noise=free, max_steps=self.max_steps)
+            tuned = tune_gradient_kernel(
+                kernel, start, inputs, centred, free_noise=free, max_steps=self.max_steps
+            )
             kernel, noise, evaluations = tuned.kernel, tuned.noise, tuned.num_evaluations
         fitted = _condition(self, kernel, noise, inputs, observations, evaluations)
         if not fitted.solution.converged:
             got = f"{float(fitted.solution.residual):.1g}"
-            cure = "The mean is off by more than the variance says. Raise `noise`, or the solver's steps."
-            warn(fault("GradientGP.fit", "a solution to the solver's tolerance", f"a relative residual of {got}", cure))
+            cure = (
+                "The mean is off by more than the variance says. Raise `noise`, or the solver's "
+                "steps."
+            )
+            warn(
+                fault(
+                    "GradientGP.fit",
+                    "a solution to the solver's tolerance",
+                    f"a relative residual of {got}",
+                    cure,
+                )
+            )
         return fitted
 
-    def _observations(self, X: Float[np.ndarray, "n d"], gradients: object, values: object) -> Float[np.ndarray, "n w"]:
+    def _observations(
+        self, X: Float[np.ndarray, "n d"], gradients: object, values: object
+    ) -> Float[np.ndarray, "n w"]:
         slopes = as_float64("GradientGP", "gradients", gradients, "n, d")
         if slopes.shape != X.shape:
-            raise InputError("GradientGP", f"`gradients` of the shape of `X`, {X.shape}", slopes.shape, "Match.")
+            raise InputError(
+                "GradientGP", f"`gradients` of the shape of `X`, {X.shape}", slopes.shape, "Match."
+            )
         refuse_rows("GradientGP", "gradients", ~np.isfinite(slopes).all(axis=1))
         check_size("GradientGP", "gradients", slopes)
         if self.mean is not None:
@@ -326,7 +408,9 @@ class GradientGP(eqx.Module):
             return slopes
         heights = as_float64("GradientGP", "values", values, "n")
         if len(heights) != len(X):
-            raise InputError("GradientGP", f"{len(X)} `values`", len(heights), "Give one per row of `X`.")
+            raise InputError(
+                "GradientGP", f"{len(X)} `values`", len(heights), "Give one per row of `X`."
+            )
         refuse_rows("GradientGP", "values", ~np.isfinite(heights))
         if self.mean is not None:
             heights = heights - np.asarray(jax.vmap(self.mean)(jnp.asarray(X)))
@@ -364,8 +448,11 @@ def _condition(
     return FittedGradientGP(kernel, noise, process.mean, constant, X, solution, evaluations, *rest)
 
 
-def _default_kernel(X: Float[np.ndarray, "n d"], observations: Float[np.ndarray, "n w"]) -> AbstractKernel:
-    """Return Matérn-5/2 with the spread of each coordinate times √(2d), the distance of two points, to start with."""
+def _default_kernel(
+    X: Float[np.ndarray, "n d"], observations: Float[np.ndarray, "n w"]
+) -> AbstractKernel:
+    """Return Matérn-5/2 with the spread of each coordinate times √(2d), the distance of two points,
+    to start with."""
     spread = X.std(axis=0)
     # A coordinate that is constant but for rounding gives no lengthscale.
     tiny = np.finfo(float).eps * np.abs(X).max(axis=0)

@@ -1,7 +1,8 @@
 """The Gram matrix of values and gradients of a process, multiplied in O(N²d) and never formed.
 
-White coordinates (`ScalarProfile`): rows are points u_a, δ_ab = u_a − u_b, A₁ = −2κ′, A₂ = −4κ″, A₃ = −8κ‴ for
-stationary kernels, A₁ = κ′, A₂ = κ″, A₃ = κ‴ for dot products. All of the following is tested against nested autodiff.
+White coordinates (`ScalarProfile`): rows are points u_a, δ_ab = u_a − u_b, A₁ = −2κ′, A₂ = −4κ″, A₃
+= −8κ‴ for stationary kernels, A₁ = κ′, A₂ = κ″, A₃ = κ‴ for dot products. All of the following is
+tested against nested autodiff.
 
 =====================  ===================================  ========================================
 covariance             stationary                           dot product
@@ -54,9 +55,11 @@ from mcmcpost.stein import (
 
 
 class Terms(NamedTuple):
-    """The profile between two sets of points, with the signs and factors of the derivatives of the kernel.
+    """The profile between two sets of points, with the signs and factors of the derivatives of the
+    kernel.
 
-    value : (m, n) κ. first : (m, n) −2κ′ (stationary) or κ′. second : −4κ″ or κ″. third : −8κ‴ or κ‴, if asked for.
+    value : (m, n) κ. first : (m, n) −2κ′ (stationary) or κ′. second : −4κ″ or κ″. third : −8κ‴ or
+        κ‴, if asked for.
     """
 
     value: Float[Array, "m n"]
@@ -68,8 +71,8 @@ class Terms(NamedTuple):
 class ScalarProfile(eqx.Module):
     """amplitude·κ(r), r = ‖u − v‖² (stationary) or u·v (dot product), u = Λ^{1/2}(x − origin).
 
-    In these white coordinates Λ is the identity, white gradients are Λ^{−1/2}g and noise σ²(I⊗Λ) is σ²I. All the
-    structured algebra is written in them (docs/mathematics.md section 4).
+    In these white coordinates Λ is the identity, white gradients are Λ^{−1/2}g and noise σ²(I⊗Λ) is
+    σ²I. All the structured algebra is written in them (docs/mathematics.md section 4).
     """
 
     kernel: Stationary | DotProduct
@@ -82,7 +85,8 @@ class ScalarProfile(eqx.Module):
 
     @property
     def has_hessian(self) -> bool:
-        """Whether second derivatives of the process exist in mean square: not those of Matérn-3/2."""
+        """Whether second derivatives of the process exist in mean square: not those of
+        Matérn-3/2."""
         return not isinstance(self.kernel, Matern32)
 
     def root(self, like: Float[Array | np.ndarray, "n d"]) -> Float[Array, " d"]:
@@ -92,18 +96,25 @@ class ScalarProfile(eqx.Module):
         return spread("GradientGP", "scale", self.kernel.scale, like)
 
     def origin(self, points: Float[Array | np.ndarray, "n d"]) -> Float[Array, " d"]:
-        """Return the origin of white coordinates: the kernel's centre, or the points' mean, against cancellation."""
+        """Return the origin of white coordinates: the kernel's centre, or the points' mean, against
+        cancellation."""
         if isinstance(self.kernel, STATIONARY):
             return jnp.mean(jnp.asarray(points), axis=0)
         return spread("GradientGP", "centre", self.kernel.centre, points)
 
     def terms(
-        self, x: Float[Array, "m d"], y: Float[Array, "n d"], *, same: bool = False, third: bool = False
+        self,
+        x: Float[Array, "m d"],
+        y: Float[Array, "n d"],
+        *,
+        same: bool = False,
+        third: bool = False,
     ) -> Terms:
         """Return the profile between white x (m, d) and y (n, d).
 
-        `same` says that they are the same points, so the diagonal of r is exact. An r below its own rounding error is
-        a coincidence, r = 0: the derivatives of rough kernels are infinite there, and only ever multiply zero.
+        `same` says that they are the same points, so the diagonal of r is exact. An r below its own
+        rounding error is a coincidence, r = 0: the derivatives of rough kernels are infinite there,
+        and only ever multiply zero.
         """
         r = product(x, y)
         if self.stationary:
@@ -128,7 +139,8 @@ def scalar_profile(where: str, kernel: AbstractKernel) -> ScalarProfile:
 
     Raises
     ------
-    TypeError : a kernel that is not one profile of one scalar (a sum, a product, a weight), or without gradients.
+    TypeError : a kernel that is not one profile of one scalar (a sum, a product, a weight), or
+        without gradients.
     """
     amplitude = jnp.asarray(1.0, jnp.result_type(float))
     inside = kernel
@@ -137,17 +149,25 @@ def scalar_profile(where: str, kernel: AbstractKernel) -> ScalarProfile:
         inside = inside.kernel
     if not isinstance(inside, STATIONARY + DOT_PRODUCT):
         names = ", ".join(kind.__name__ for kind in STATIONARY + DOT_PRODUCT)
-        cure = "Sums, products and weights have no such structure; a Matérn-1/2 process has no gradient."
-        raise InputTypeError(where, f"`kernel` one of {names}, or Scaled", type(inside).__name__, cure)
+        cure = (
+            "Sums, products and weights have no such structure; a Matérn-1/2 process has no "
+            "gradient."
+        )
+        raise InputTypeError(
+            where, f"`kernel` one of {names}, or Scaled", type(inside).__name__, cure
+        )
     return ScalarProfile(inside, amplitude)
 
 
 class GradientGram(eqx.Module):
-    """K + noise·I for gradients, or values and gradients, of a process at white points; memory O(N² + Nd).
+    """K + noise·I for gradients, or values and gradients, of a process at white points; memory O(N²
+    + Nd).
 
-    Weights and observations are arrays (n, w): w = d for gradients, w = 1 + d with the values first.
+    Weights and observations are arrays (n, w): w = d for gradients, w = 1 + d with the values
+    first.
 
-    points : (n, d) white. terms : the profile between them. noise : σ², of every white observation. with_values :
+    points : (n, d) white. terms : the profile between them. noise : σ², of every white observation.
+        with_values :
     whether the values at the points are observed too.
     """
 
@@ -173,34 +193,52 @@ class GradientGram(eqx.Module):
         """Return the whole matrix, observations of one point adjacent."""
         n, width = self.shape
         first = 1 - self.with_values
-        blocks = cross_blocks(self.stationary, self.terms, self.points, self.points)[:, first:, :, first:]
-        return blocks.reshape(n * width, n * width) + self.noise * jnp.eye(n * width, dtype=self.points.dtype)
+        blocks = cross_blocks(self.stationary, self.terms, self.points, self.points)[
+            :, first:, :, first:
+        ]
+        return blocks.reshape(n * width, n * width) + self.noise * jnp.eye(
+            n * width, dtype=self.points.dtype
+        )
 
     def project(self, basis: Float[Array, "d q"]) -> "GradientGram":
-        """Return the same system in the coordinates `basis`, orthonormal, whose span holds every point."""
-        return GradientGram(self.points @ basis, self.terms, self.noise, self.stationary, self.with_values)
+        """Return the same system in the coordinates `basis`, orthonormal, whose span holds every
+        point."""
+        return GradientGram(
+            self.points @ basis, self.terms, self.noise, self.stationary, self.with_values
+        )
 
 
 def gradient_gram(
-    profile: ScalarProfile, points: Float[Array, "n d"], noise: Float[Array, ""], *, with_values: bool = False
+    profile: ScalarProfile,
+    points: Float[Array, "n d"],
+    noise: Float[Array, ""],
+    *,
+    with_values: bool = False,
 ) -> GradientGram:
     """Return the system of gradients (and values) at white points (n, d)."""
     terms = profile.terms(points, points, same=True)
     return GradientGram(points, terms, noise, profile.stationary, with_values)
 
 
-def split_weights(V: Float[Array, "n w"], d: int) -> tuple[Float[Array, " n"] | None, Float[Array, "n d"]]:
+def split_weights(
+    V: Float[Array, "n w"], d: int
+) -> tuple[Float[Array, " n"] | None, Float[Array, "n d"]]:
     """Return the weights of values (n,), None without them, and of gradients (n, d)."""
     return (V[:, 0] if V.shape[1] > d else None), V[:, V.shape[1] - d :]
 
 
 def cross_matmul(
-    stationary: bool, terms: Terms, x: Float[Array, "m d"], y: Float[Array, "n d"], V: Float[Array, "n w"]
+    stationary: bool,
+    terms: Terms,
+    x: Float[Array, "m d"],
+    y: Float[Array, "n d"],
+    V: Float[Array, "n w"],
 ) -> Float[Array, "m e"]:
-    """Return the covariance of values and gradients at x with the observations at y, times their weights: (m, 1 + d).
+    """Return the covariance of values and gradients at x with the observations at y, times their
+    weights: (m, 1 + d).
 
-    With S_ab = δ_ab·Z_b (stationary) or x_a·Z_b and W = A₂∘S ∓ A₁α: values are (A₁∘S)1 + κα, gradients A₁Z + (W1)x − Wy
-    or A₁Z + Wy. The paper's (9), and C.2 as corrected.
+    With S_ab = δ_ab·Z_b (stationary) or x_a·Z_b and W = A₂∘S ∓ A₁α: values are (A₁∘S)1 + κα,
+    gradients A₁Z + (W1)x − Wy or A₁Z + Wy. The paper's (9), and C.2 as corrected.
     """
     # 1,000 gradients in 100 dimensions: 0.82 of the time of an sgemm, and 20.8 MB for a whole solve
     # (docs/results/gradient_gp.md, gradient_gram_matrix_free).
@@ -222,7 +260,8 @@ def cross_matmul(
 def cross_blocks(
     stationary: bool, terms: Terms, x: Float[Array, "m d"], y: Float[Array, "n d"]
 ) -> Float[Array, "m e n e"]:
-    """Return the covariance of values and gradients at x with values and gradients at y, all blocks: (m, e, n, e).
+    """Return the covariance of values and gradients at x with values and gradients at y, all
+    blocks: (m, e, n, e).
 
     e = 1 + d, values first. For factorisations, and as the dense twin of `cross_matmul`.
     """
@@ -232,7 +271,11 @@ def cross_blocks(
         right = x[:, None] - y[None]
         left, sign = right, -1.0
     else:
-        left, right, sign = jnp.broadcast_to(y[None], (m, n, d)), jnp.broadcast_to(x[:, None], (m, n, d)), 1.0
+        left, right, sign = (
+            jnp.broadcast_to(y[None], (m, n, d)),
+            jnp.broadcast_to(x[:, None], (m, n, d)),
+            1.0,
+        )
     first = terms.first[..., None]
     # f with ∇f is A₁δ and ∇f with f −A₁δ: δ changes sign with the order of the points.
     top = jnp.concatenate([terms.value[..., None], first * right], axis=-1)[..., None, :]
@@ -243,10 +286,11 @@ def cross_blocks(
 
 
 def span_basis(points: Float[Array, "n d"], *, stationary: bool) -> Float[Array, "d q"] | None:
-    """Return an orthonormal basis (d, q) of the span of the rank-one terms, or None where it is the whole space.
+    """Return an orthonormal basis (d, q) of the span of the rank-one terms, or None where it is the
+    whole space.
 
-    Stationary: span{u_a − u_1}, q = min(d, n−1), which holds the points too as they are centred; dot product:
-    span{u_a}, q = min(d, n).
+    Stationary: span{u_a − u_1}, q = min(d, n−1), which holds the points too as they are centred;
+    dot product: span{u_a}, q = min(d, n).
     """
     vectors = (points - points[:1])[1:] if stationary and points.shape[0] > 1 else points
     # Differences from the first point span what those of all pairs do.
@@ -283,4 +327,6 @@ def check_bytes(where: str, need: float) -> None:
     """
     if need > MEMORY:
         cure = "Use GradientCG, or fewer points."
-        raise MemoryError(fault(where, f"at most {MEMORY:.0e} bytes", f"a need of {need:.1e}", cure))
+        raise MemoryError(
+            fault(where, f"at most {MEMORY:.0e} bytes", f"a need of {need:.1e}", cure)
+        )

@@ -1,4 +1,5 @@
-"""The gradient Gram factorised by projection: exact solves, likelihood, posterior mean and covariance."""
+"""The gradient Gram factorised by projection: exact solves, likelihood, posterior mean and
+covariance."""
 
 import functools
 from typing import NamedTuple
@@ -24,7 +25,14 @@ from mcmcpost.gp.gradient_operator import (
     split_weights,
 )
 from mcmcpost.solve import Factor, factorise, sampling_factor
-from mcmcpost.solve.search import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
+from mcmcpost.solve.search import (
+    KERNEL_MEMORY,
+    LBFGS,
+    Hyperparameters,
+    Packing,
+    TrainingProblem,
+    is_positive,
+)
 from mcmcpost.stein import AbstractKernel, product
 
 
@@ -42,9 +50,9 @@ class DiagonalPlusLowRank(NamedTuple):
         """Return the whole matrix, (..., d, d)."""
         d = self.diagonal.shape[-1]
         factor = np.asarray(self.factor)
-        return np.asarray(self.diagonal)[..., None] * np.eye(d) + factor @ np.asarray(self.core) @ np.swapaxes(
-            factor, -1, -2
-        )
+        return np.asarray(self.diagonal)[..., None] * np.eye(d) + factor @ np.asarray(
+            self.core
+        ) @ np.swapaxes(factor, -1, -2)
 
     def entries(self) -> Float[np.ndarray, "*b d"]:
         """Return the diagonal of the whole matrix, (..., d)."""
@@ -58,7 +66,8 @@ class DiagonalPlusLowRank(NamedTuple):
         return np.asarray(self.diagonal) * v + (factor @ inside)[..., 0]
 
     def solve(self, v: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
-        """Return the inverse of one matrix times v (d,), O(dk² + k³); its diagonal part must not vanish."""
+        """Return the inverse of one matrix times v (d,), O(dk² + k³); its diagonal part must not
+        vanish."""
         factor, core = np.asarray(self.factor), np.asarray(self.core)
         level = np.asarray(self.diagonal)
         thin = factor / level[:, None]
@@ -70,9 +79,11 @@ class DiagonalPlusLowRank(NamedTuple):
 class ProjectedFactor(NamedTuple):
     """Cholesky factors of the two parts of the system.
 
-    basis : (d, q) orthonormal, or None for all of space. inside : factor of the system in the q coordinates.
+    basis : (d, q) orthonormal, or None for all of space. inside : factor of the system in the q
+        coordinates.
     outside : (n, n) factor of A₁ + σ²I, the system of each of the d − q other directions.
-    nugget : the larger of the two multiples of the identity that factorisation had to add; raised : whether it is
+    nugget : the larger of the two multiples of the identity that factorisation had to add; raised :
+        whether it is
     above its floor, 8 eps times the largest diagonal entry.
     """
 
@@ -88,9 +99,11 @@ class ProjectedFactor(NamedTuple):
 
 
 class Conditional(NamedTuple):
-    """Covariance of value and white gradient at one point, [1 ⊕ B] inside [1 ⊕ B]ᵀ + outside (I − BBᵀ) on gradients.
+    """Covariance of value and white gradient at one point, [1 ⊕ B] inside [1 ⊕ B]ᵀ + outside (I −
+    BBᵀ) on gradients.
 
-    inside : (1 + k, 1 + k). outside : scalar. basis : (d, k) orthonormal, its last column zero where the point lies in
+    inside : (1 + k, 1 + k). outside : scalar. basis : (d, k) orthonormal, its last column zero
+        where the point lies in
     the span of the data.
     """
 
@@ -100,17 +113,20 @@ class Conditional(NamedTuple):
 
 
 def projected_factor(gram: GradientGram) -> ProjectedFactor:
-    """Factorise: inside the span of the points a gradient Gram in q dimensions, outside it A₁ for all directions.
+    """Factorise: inside the span of the points a gradient Gram in q dimensions, outside it A₁ for
+    all directions.
 
-    SPD and of order n·q, with no 1/κ″ (docs/mathematics.md section 4, projection). A factorisation that
-    breaks down has its nugget raised tenfold, which the record says.
+    SPD and of order n·q, with no 1/κ″ (docs/mathematics.md section 4, projection). A factorisation
+    that breaks down has its nugget raised tenfold, which the record says.
     """
     basis = span_basis(gram.points, stationary=gram.stationary)
     small = gram if basis is None else gram.project(basis)
     outer = outside_matrix(gram)
     inside, outside = floored_cholesky(small.dense()), floored_cholesky(outer)
     nugget = jnp.maximum(inside.nugget, outside.nugget)
-    return ProjectedFactor(basis, inside.lower, outside.lower, nugget, inside.raised | outside.raised)
+    return ProjectedFactor(
+        basis, inside.lower, outside.lower, nugget, inside.raised | outside.raised
+    )
 
 
 def outside_matrix(gram: GradientGram) -> Float[Array, "n n"]:
@@ -119,16 +135,20 @@ def outside_matrix(gram: GradientGram) -> Float[Array, "n n"]:
 
 
 def floored_cholesky(matrix: Float[Array, "i i"]) -> Factor:
-    """Factorise matrix + nugget·I, the nugget at first 8 eps times the largest diagonal entry, raised on breakdown.
+    """Factorise matrix + nugget·I, the nugget at first 8 eps times the largest diagonal entry,
+    raised on breakdown.
 
-    A matrix of zeros, of data that have no prior variance, gets the nugget one: its solutions change nothing.
+    A matrix of zeros, of data that have no prior variance, gets the nugget one: its solutions
+    change nothing.
     """
     largest = jnp.max(jnp.diagonal(matrix))
     floor = jnp.where(largest > 0, 8 * jnp.finfo(matrix.dtype).eps * largest, 1)
     return factorise(matrix, jnp.ones(matrix.shape[0], matrix.dtype), floor)
 
 
-def factor_solve(factor: ProjectedFactor, right: Float[Array, "n w"], d: int) -> Float[Array, "n w"]:
+def factor_solve(
+    factor: ProjectedFactor, right: Float[Array, "n w"], d: int
+) -> Float[Array, "n w"]:
     """Return (K + σ²I)⁻¹ right for observations (n, w) of points in d dimensions."""
     values, gradients = right[:, : right.shape[1] - d], right[:, right.shape[1] - d :]
     # The span and its complement do not see each other: two solves, and their sum.
@@ -145,10 +165,12 @@ def factor_solve(factor: ProjectedFactor, right: Float[Array, "n w"], d: int) ->
 def conditional(
     profile: ScalarProfile, gram: GradientGram, factor: ProjectedFactor, x: Float[Array, " d"]
 ) -> Conditional:
-    """Return the posterior covariance of value and gradient at one white point, without any d×d matrix.
+    """Return the posterior covariance of value and gradient at one white point, without any d×d
+    matrix.
 
-    The point adds one direction e to the basis. The data's gradients along e see A₁ and the rank-one terms of x; the
-    remaining directions see A₁ alone, so each has the variance a₁(x, x) − a₁ᵀ(A₁ + σ²I)⁻¹a₁.
+    The point adds one direction e to the basis. The data's gradients along e see A₁ and the
+    rank-one terms of x; the remaining directions see A₁ alone, so each has the variance a₁(x, x) −
+    a₁ᵀ(A₁ + σ²I)⁻¹a₁.
     """
     d = gram.points.shape[1]
     if factor.basis is None:
@@ -195,8 +217,8 @@ def joint_samples(
 ) -> Float[Array, "s m e"]:
     """Draw values and white gradients (s, m, 1 + d) at white points from the joint posterior.
 
-    Exact: in the span of all n + m points one dense system of order n·q, outside it a matrix normal with the row
-    covariance of A₁ given the data.
+    Exact: in the span of all n + m points one dense system of order n·q, outside it a matrix normal
+    with the row covariance of A₁ given the data.
     """
     d = gram.points.shape[1]
     m = new.shape[0]
@@ -208,7 +230,9 @@ def joint_samples(
     terms, own = profile.terms(new, gram.points), profile.terms(new, new, same=True)
     e = 1 + here.shape[1]
     inner = floored_cholesky(data.dense()).lower
-    cross = cross_blocks(profile.stationary, terms, here, data.points)[:, :, :, first:].reshape(m * e, -1)
+    cross = cross_blocks(profile.stationary, terms, here, data.points)[:, :, :, first:].reshape(
+        m * e, -1
+    )
     prior = cross_blocks(profile.stationary, own, here, here).reshape(m * e, m * e)
     half = solve_triangular(inner, cross.T, lower=True)
     gradients = right[:, right.shape[1] - d :]
@@ -217,7 +241,9 @@ def joint_samples(
     within_key, across_key = jax.random.split(key)
     white = jax.random.normal(within_key, (num_samples, m * e), new.dtype)
     # What is certain has a covariance of rounding: its jitter is relative to the prior.
-    drawn = mean[None] + white @ sampling_factor(prior - half.T @ half, jnp.max(jnp.diagonal(prior))).T
+    drawn = (
+        mean[None] + white @ sampling_factor(prior - half.T @ half, jnp.max(jnp.diagonal(prior))).T
+    )
     drawn = drawn.reshape(num_samples, m, e)
     values, gradient = drawn[..., :1], drawn[..., 1:] @ whole.T
     if basis is not None:
@@ -225,7 +251,9 @@ def joint_samples(
         half = solve_triangular(outer, terms.first.T, lower=True)
         rows = sampling_factor(own.first - half.T @ half, jnp.max(jnp.diagonal(own.first)))
         # Matrix normal: rows (m, m) correlate points, the d directions are independent.
-        noise = jnp.einsum("ij,sjd->sid", rows, jax.random.normal(across_key, (num_samples, m, d), new.dtype))
+        noise = jnp.einsum(
+            "ij,sjd->sid", rows, jax.random.normal(across_key, (num_samples, m, d), new.dtype)
+        )
         noise = noise + (half.T @ solve_triangular(outer, gradients, lower=True))[None]
         # The complement only: what lies in the span was drawn above.
         gradient = gradient + noise - (noise @ whole) @ whole.T
@@ -245,20 +273,28 @@ class Spread(NamedTuple):
 
 @eqx.filter_jit
 def posterior_mean(
-    profile: ScalarProfile, points: Float[Array, "n d"], weights: Float[Array, "n w"], new: Float[Array, "m d"]
+    profile: ScalarProfile,
+    points: Float[Array, "n d"],
+    weights: Float[Array, "n w"],
+    new: Float[Array, "m d"],
 ) -> Float[Array, "m e"]:
-    """Return values and gradients (m, 1 + d) at new points: the representation Σ_b cov(·, b) weights_b."""
+    """Return values and gradients (m, 1 + d) at new points: the representation Σ_b cov(·, b)
+    weights_b."""
     return cross_matmul(profile.stationary, profile.terms(new, points), new, points, weights)
 
 
 @eqx.filter_jit
 def posterior_hessian(
-    profile: ScalarProfile, points: Float[Array, "n d"], weights: Float[Array, "n w"], new: Float[Array, "m d"]
+    profile: ScalarProfile,
+    points: Float[Array, "n d"],
+    weights: Float[Array, "n w"],
+    new: Float[Array, "m d"],
 ) -> DiagonalPlusLowRank:
     """Return the mean of the Hessian at new points, tr(M̆)I + [X̃ Z][M M̂; M̂ 0][X̃ Z]ᵀ, rank 2n.
 
-    M = A₃∘(δ·z) − A₂∘α, M̂ = A₂ and M̆ = A₂∘(δ·z) − A₁∘α for stationary kernels; M = A₃∘(x·z) + A₂∘α, M̂ = A₂ and
-    M̆ = 0 for dot products. The paper's (12), with the M matrices of D.1 and D.2 as corrected.
+    M = A₃∘(δ·z) − A₂∘α, M̂ = A₂ and M̆ = A₂∘(δ·z) − A₁∘α for stationary kernels; M = A₃∘(x·z) +
+    A₂∘α, M̂ = A₂ and M̆ = 0 for dot products. The paper's (12), with the M matrices of D.1 and D.2
+    as corrected.
     """
     n, d = points.shape
     m = new.shape[0]
@@ -276,9 +312,16 @@ def posterior_hessian(
     # (m, n, d) is the factor that is returned, not a temporary.
     ends = jnp.broadcast_to(points[None], (m, n, d))
     ends = new[:, None] - ends if profile.stationary else ends
-    factor = jnp.swapaxes(jnp.concatenate([ends, jnp.broadcast_to(Z[None], (m, n, d))], axis=1), 1, 2)
+    factor = jnp.swapaxes(
+        jnp.concatenate([ends, jnp.broadcast_to(Z[None], (m, n, d))], axis=1), 1, 2
+    )
     corner = jax.vmap(jnp.diag)
-    core = jnp.block([[corner(outer), corner(terms.second)], [corner(terms.second), jnp.zeros((m, n, n), new.dtype)]])
+    core = jnp.block(
+        [
+            [corner(outer), corner(terms.second)],
+            [corner(terms.second), jnp.zeros((m, n, n), new.dtype)],
+        ]
+    )
     return DiagonalPlusLowRank(jnp.broadcast_to(jnp.sum(trace, 1)[:, None], (m, d)), factor, core)
 
 
@@ -291,7 +334,9 @@ def posterior_spread(
     def one(x: Float[Array, " d"]) -> Spread:
         inside, outside, basis = conditional(profile, gram, factor, x)
         # diag of v(I − BBᵀ) + BSBᵀ without a d×d matrix.
-        gradient = outside * (1 - jnp.sum(basis**2, 1)) + jnp.sum((basis @ inside[1:, 1:]) * basis, 1)
+        gradient = outside * (1 - jnp.sum(basis**2, 1)) + jnp.sum(
+            (basis @ inside[1:, 1:]) * basis, 1
+        )
         return Spread(jnp.maximum(inside[0, 0], 0), jnp.maximum(gradient, 0))
 
     return jax.lax.map(one, new, batch_size=BATCH)
@@ -305,7 +350,9 @@ def posterior_gradient_covariance(
     inside, outside, basis = conditional(profile, gram, factor, x)
     k = basis.shape[1]
     diagonal = jnp.full(x.shape, outside)
-    return DiagonalPlusLowRank(diagonal, basis, inside[1:, 1:] - outside * jnp.eye(k, dtype=x.dtype))
+    return DiagonalPlusLowRank(
+        diagonal, basis, inside[1:, 1:] - outside * jnp.eye(k, dtype=x.dtype)
+    )
 
 
 compiled_factor = eqx.filter_jit(projected_factor)
@@ -337,19 +384,25 @@ def white_data(
     root = profile.root(X)
     points = (X - profile.origin(X)[None]) * root[None]
     d = X.shape[1]
-    values, gradients = observations[:, : observations.shape[1] - d], observations[:, observations.shape[1] - d :]
+    values, gradients = (
+        observations[:, : observations.shape[1] - d],
+        observations[:, observations.shape[1] - d :],
+    )
     return points, jnp.concatenate([values, gradients / root[None]], axis=1)
 
 
 def gradient_log_likelihood(
-    kernel: AbstractKernel, noise: Float[Array, ""], X: Float[Array, "n d"], observations: Float[Array, "n w"]
+    kernel: AbstractKernel,
+    noise: Float[Array, ""],
+    X: Float[Array, "n d"],
+    observations: Float[Array, "n w"],
 ) -> Float[Array, ""]:
     """Return log N(observations; 0, K + σ²(I⊗Λ)), differentiable in kernel and noise.
 
-    −½(gᵀK⁻¹g + (d−q) log det A₁ + log det(inside) + N log det Λ + Nw log 2π), docs/mathematics.md section 4; values
-    have noise σ². Its derivative goes through no QR: holding the basis still leaves that of the log determinant exact,
-    because a rank-one term leaves the basis at second order only, and the quadratic form is 2gᵀz − zᵀKz with z = K⁻¹g
-    held still.
+    −½(gᵀK⁻¹g + (d−q) log det A₁ + log det(inside) + N log det Λ + Nw log 2π), docs/mathematics.md
+    section 4; values have noise σ². Its derivative goes through no QR: holding the basis still
+    leaves that of the log determinant exact, because a rank-one term leaves the basis at second
+    order only, and the quadratic form is 2gᵀz − zᵀKz with z = K⁻¹g held still.
     """
     profile = scalar_profile("GradientGP", kernel)
     n, d = X.shape
@@ -364,7 +417,9 @@ def gradient_log_likelihood(
     # N log det Λ, Λ = root² (section 4, Projection in place of Woodbury).
     logdet = _logdet(factor.inside, small.dense()) + 2 * n * jnp.sum(jnp.log(profile.root(X)))
     if factor.basis is not None:
-        logdet = logdet + (d - factor.basis.shape[1]) * _logdet(factor.outside, outside_matrix(gram))
+        logdet = logdet + (d - factor.basis.shape[1]) * _logdet(
+            factor.outside, outside_matrix(gram)
+        )
     return -0.5 * (quadratic + logdet + white.size * np.log(2 * np.pi))
 
 
@@ -385,10 +440,11 @@ def tune_gradient_kernel(
     free_noise: bool,
     max_steps: int = 50,
 ) -> GradientTuned:
-    """Maximise the marginal likelihood over the positive parameters of the kernel, and the noise if it is free.
+    """Maximise the marginal likelihood over the positive parameters of the kernel, and the noise if
+    it is free.
 
-    Bounded L-BFGS on their logarithms from the kernel given. The cost is that of a Cholesky factorisation per step, so
-    more points than `TUNING_ORDER` allows are thinned evenly.
+    Bounded L-BFGS on their logarithms from the kernel given. The cost is that of a Cholesky
+    factorisation per step, so more points than `TUNING_ORDER` allows are thinned evenly.
 
     Raises
     ------
@@ -406,11 +462,13 @@ def tune_gradient_kernel(
     # Relative to the start, which is in units of the data.
     bounds[level] = initial[level, None] + GRADIENT_NOISE_BOUNDS[None]
     loss = functools.partial(_loss_and_slope, packing, *data)
-    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from([TrainingProblem(loss, initial, bounds)])
+    best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(
+        [TrainingProblem(loss, initial, bounds)]
+    )
     if best is None:
         raise InputError(
-            "GradientGP: expected a finite marginal likelihood at the starting kernel, got none. Raise `noise` or pass "
-            "a kernel with a shorter lengthscale."
+            "GradientGP: expected a finite marginal likelihood at the starting kernel, got "
+            "none. Raise `noise` or pass a kernel with a shorter lengthscale."
         )
     found = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(best.x)))
     return GradientTuned(found.kernel, float(found.noise), best.num_evaluations)

@@ -20,7 +20,12 @@ from mcmcpost.gp.gradient_operator import (
     projected_dimension,
     span_basis,
 )
-from mcmcpost.gp.gradient_posterior import factor_solve, floored_cholesky, outside_matrix, projected_factor
+from mcmcpost.gp.gradient_posterior import (
+    factor_solve,
+    floored_cholesky,
+    outside_matrix,
+    projected_factor,
+)
 from mcmcpost.solve import conjugate_gradients, is_accurate
 from mcmcpost.stein import Polynomial
 
@@ -28,9 +33,12 @@ from mcmcpost.stein import Polynomial
 class GradientSolution(NamedTuple):
     """Weights of the representation of the posterior mean, and what they cost.
 
-    value : (n, w) white. residual : relative, ‖b − Kv‖/‖b‖, by one product after the solve. converged : whether it is
-    within the solver's tolerance. num_products : structured products made. order : of the largest matrix factorised.
-    nugget : multiple of the identity that a Cholesky factorisation added; raised : whether above its floor at rounding.
+    value : (n, w) white. residual : relative, ‖b − Kv‖/‖b‖, by one product after the solve.
+        converged : whether it is
+    within the solver's tolerance. num_products : structured products made. order : of the largest
+        matrix factorised.
+    nugget : multiple of the identity that a Cholesky factorisation added; raised : whether above
+        its floor at rounding.
     """
 
     value: Float[Array, "n w"]
@@ -54,7 +62,9 @@ class AbstractGradientSolver(eqx.Module):
         """Return (K + σ²I)⁻¹ right with its status and cost; traced by JAX."""
 
 
-def relative_residual(gram: GradientGram, right: Float[Array, "n w"], value: Float[Array, "n w"]) -> Float[Array, ""]:
+def relative_residual(
+    gram: GradientGram, right: Float[Array, "n w"], value: Float[Array, "n w"]
+) -> Float[Array, ""]:
     size = jnp.linalg.norm(right)
     return jnp.linalg.norm(right - gram.matmul(value)) / jnp.where(size > 0, size, 1)
 
@@ -74,7 +84,8 @@ def direct(
 
 
 class DenseCholesky(AbstractGradientSolver):
-    """Factorise the whole matrix, O(n³d³): the definition, and the fastest for n·d of a few hundred."""
+    """Factorise the whole matrix, O(n³d³): the definition, and the fastest for n·d of a few
+    hundred."""
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
         del profile
@@ -88,13 +99,16 @@ class DenseCholesky(AbstractGradientSolver):
 
 
 class ProjectedCholesky(AbstractGradientSolver):
-    """Factorise in the span of the points, order n·min(d, n − 1), and A₁ (n×n) for all other directions at once.
+    """Factorise in the span of the points, order n·min(d, n − 1), and A₁ (n×n) for all other
+    directions at once.
 
     Where the points span all of space it is `DenseCholesky`.
     """
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
-        check_memory("ProjectedCholesky", n * (projected_dimension(profile.stationary, n, d) + with_values))
+        check_memory(
+            "ProjectedCholesky", n * (projected_dimension(profile.stationary, n, d) + with_values)
+        )
 
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
         # No complement: the projected system would be the dense one in rotated coordinates.
@@ -106,11 +120,12 @@ class ProjectedCholesky(AbstractGradientSolver):
 
 
 class QuadraticClosedForm(AbstractGradientSolver):
-    """The closed form of Sec. 4.2 for a·(x̃ᵀΛỹ)², O(n²d + n³): for noise-free gradients of a quadratic, n ≤ d.
+    """The closed form of Sec. 4.2 for a·(x̃ᵀΛỹ)², O(n²d + n³): for noise-free gradients of a
+    quadratic, n ≤ d.
 
-    With P = ŨŨᵀ, G' = G/(2a) and M = ŨG'ᵀ: V = P⁻¹(G' − ½MP⁻¹Ũ). Right only where M is symmetric, as it is for
-    gradients (less that at the centre) of a quadratic; otherwise the residual says so. Of a noisy system it solves the
-    noise-free one.
+    With P = ŨŨᵀ, G' = G/(2a) and M = ŨG'ᵀ: V = P⁻¹(G' − ½MP⁻¹Ũ). Right only where M is symmetric,
+    as it is for gradients (less that at the centre) of a quadratic; otherwise the residual says so.
+    Of a noisy system it solves the noise-free one.
     """
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
@@ -118,7 +133,12 @@ class QuadraticClosedForm(AbstractGradientSolver):
             cure = "Use ProjectedCholesky or GradientCG."
             raise InputError("QuadraticClosedForm", "gradients only", "values too", cure)
         kernel = profile.kernel
-        if not isinstance(kernel, Polynomial) or kernel.degree != 2 or float(kernel.offset) != 0 or n > d:
+        if (
+            not isinstance(kernel, Polynomial)
+            or kernel.degree != 2
+            or float(kernel.offset) != 0
+            or n > d
+        ):
             got = f"{type(kernel).__name__}, {n} points in {d} dimensions"
             expected = "Polynomial(2, offset=0) and no more points than dimensions"
             raise InputError("QuadraticClosedForm", expected, got, "Use ProjectedCholesky.")
@@ -148,10 +168,13 @@ CLUSTERED = 0.9
 class GradientCG(AbstractGradientSolver):
     """Conjugate gradients on structured products: O(n² + nd) memory, no Gram matrix.
 
-    rtol : residual relative to the right-hand side. max_steps : budget in products; an unfinished solve is returned
-    with ``converged`` false. project : in the span of the points, where d > n. precondition : by A₁ ⊗ I (and κ for
-    values), which cuts products 4–13× on trajectories and costs twice as much per product; None does so where the
-    points are clustered: half of them have a neighbour of A₁ correlation above `CLUSTERED`.
+    rtol : residual relative to the right-hand side. max_steps : budget in products; an unfinished
+        solve is returned
+    with ``converged`` false. project : in the span of the points, where d > n. precondition : by A₁
+        ⊗ I (and κ for
+    values), which cuts products 4–13× on trajectories and costs twice as much per product; None
+    does so where the points are clustered: half of them have a neighbour of A₁ correlation above
+    `CLUSTERED`.
     """
 
     rtol: float = 1e-8
@@ -176,7 +199,10 @@ class GradientCG(AbstractGradientSolver):
         small, inside = gram, right
         # A₁ + σ²I is the exact system outside the span and the preconditioner inside it.
         outer = (floored_cholesky(outside_matrix(gram)).lower, True)
-        middle = (floored_cholesky(gram.terms.value + gram.noise * jnp.eye(n, dtype=right.dtype)).lower, True)
+        middle = (
+            floored_cholesky(gram.terms.value + gram.noise * jnp.eye(n, dtype=right.dtype)).lower,
+            True,
+        )
         if basis is not None:
             small = gram.project(basis)
             inside = jnp.concatenate([right[:, :-d], right[:, -d:] @ basis], axis=1)
@@ -215,17 +241,20 @@ class GradientCG(AbstractGradientSolver):
         steps = jnp.asarray(solution.num_steps, int) + 1
         # Twice the tolerance: the recursive residual drifts from the true one by rounding.
         used = self.precondition is not False or basis is not None
-        return GradientSolution(value, residual, residual <= 2 * self.rtol, steps, n if used else 0, zero, zero > 0)
+        return GradientSolution(
+            value, residual, residual <= 2 * self.rtol, steps, n if used else 0, zero, zero > 0
+        )
 
 
 class Automatic(AbstractGradientSolver):
     """Choose by the order n·q of the projected system, q = min(d, n − 1), and by the conditioning.
 
-    1. Order at most `dense_order`, eight times that where n > 2d: `ProjectedCholesky`, which is dense Cholesky where
-       n > d. Many more points than dimensions are badly conditioned.
-    2. Beyond, `GradientCG`, in the span of the points, preconditioned where they are clustered. While Cholesky would
-       fit in memory its budget is nq²/30 products, about the time of that factorisation, and `solve_system` factorises
-       if they were not enough: an ill-conditioned system costs at most about twice the better solver.
+    1. Order at most `dense_order`, eight times that where n > 2d: `ProjectedCholesky`, which is
+       dense Cholesky where n > d. Many more points than dimensions are badly conditioned.
+    2. Beyond, `GradientCG`, in the span of the points, preconditioned where they are clustered.
+       While Cholesky would fit in memory its budget is nq²/30 products, about the time of that
+       factorisation, and `solve_system` factorises if they were not enough: an ill-conditioned
+       system costs at most about twice the better solver.
     3. Where Cholesky does not fit the budget is `max_steps`.
 
     Measured by ``benchmarks/gp/gradient_gram.py``.
@@ -239,20 +268,29 @@ class Automatic(AbstractGradientSolver):
         check_count("Automatic", "dense_order", self.dense_order, "Use 300.", least=0)
         _check_limits("Automatic", self.rtol, self.max_steps)
 
-    def choose(self, stationary: bool, n: int, d: int, *, with_values: bool) -> AbstractGradientSolver:
+    def choose(
+        self, stationary: bool, n: int, d: int, *, with_values: bool
+    ) -> AbstractGradientSolver:
         """Return the solver for n points in d dimensions."""
         # q counts the value of a point as one more direction.
         q = projected_dimension(stationary, n, d) + with_values
         if n * q <= self.dense_order * (8 if n > 2 * d else 1):
             # nq²/30 products take about the time of the factorisation that would replace them.
             return ProjectedCholesky()
-        return GradientCG(self.rtol, min(self.max_steps, max(n * q * q // 30, 1)) if fits(n * q) else self.max_steps)
+        return GradientCG(
+            self.rtol,
+            min(self.max_steps, max(n * q * q // 30, 1)) if fits(n * q) else self.max_steps,
+        )
 
     def check(self, profile: ScalarProfile, n: int, d: int, with_values: bool) -> None:
-        self.choose(profile.stationary, n, d, with_values=with_values).check(profile, n, d, with_values)
+        self.choose(profile.stationary, n, d, with_values=with_values).check(
+            profile, n, d, with_values
+        )
 
     def solve(self, gram: GradientGram, right: Float[Array, "n w"]) -> GradientSolution:
-        return self.choose(gram.stationary, *gram.points.shape, with_values=gram.with_values).solve(gram, right)
+        return self.choose(gram.stationary, *gram.points.shape, with_values=gram.with_values).solve(
+            gram, right
+        )
 
 
 def _clustered(gram: GradientGram) -> Bool[Array, ""]:
@@ -260,14 +298,20 @@ def _clustered(gram: GradientGram) -> Bool[Array, ""]:
     # Scale-free: correlations, not covariances, so that one threshold serves every kernel.
     diagonal = jnp.diagonal(gram.terms.first)
     size = jnp.sqrt(jnp.abs(diagonal[:, None] * diagonal[None, :]))
-    others = jnp.where(jnp.eye(n, dtype=bool), 0, jnp.abs(gram.terms.first) / jnp.where(size > 0, size, 1))
+    others = jnp.where(
+        jnp.eye(n, dtype=bool), 0, jnp.abs(gram.terms.first) / jnp.where(size > 0, size, 1)
+    )
     return jnp.median(jnp.max(others, axis=1)) > CLUSTERED
 
 
 def solve_system(
-    solver: AbstractGradientSolver, profile: ScalarProfile, gram: GradientGram, right: Float[Array, "n w"]
+    solver: AbstractGradientSolver,
+    profile: ScalarProfile,
+    gram: GradientGram,
+    right: Float[Array, "n w"],
 ) -> GradientSolution:
-    """Return the solution by `solver`; where the automatic rule's conjugate gradients failed, by Cholesky if it fits.
+    """Return the solution by `solver`; where the automatic rule's conjugate gradients failed, by
+    Cholesky if it fits.
 
     Raises
     ------

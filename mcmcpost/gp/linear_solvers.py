@@ -24,9 +24,10 @@ from mcmcpost.gp.gradient_posterior import DiagonalPlusLowRank
 class LinearSolution(NamedTuple):
     """The solution of Ax = b and the posterior mean of the matrix.
 
-    value, residual : (d,), Ax − b, of a product with the value. converged : whether ‖residual‖ ≤ rtol ‖b‖.
-    num_steps : steps, each a product with A. estimate : posterior mean of A (`MatrixBased`) or of A⁻¹
-        (`SolutionBased`), None before the first step.
+    value, residual : (d,), Ax − b, of a product with the value. converged : whether ‖residual‖ ≤
+        rtol ‖b‖.
+    num_steps : steps, each a product with A. estimate : posterior mean of A (`MatrixBased`) or of
+        A⁻¹ (`SolutionBased`), None before the first step.
     """
 
     value: Float[np.ndarray, " d"]
@@ -39,7 +40,8 @@ class LinearSolution(NamedTuple):
 class AbstractBelief(eqx.Module):
     """A Gaussian belief over a symmetric matrix M with prior mean γI, conditioned on MU = V.
 
-    own_metric : whether the prior covariance is Λ ⊗ Λ with Λ the matrix itself, of which only ΛU = V is needed: steps
+    own_metric : whether the prior covariance is Λ ⊗ Λ with Λ the matrix itself, of which only ΛU =
+        V is needed: steps
     are then those of conjugate gradients. Otherwise Λ = I, the paper's choice.
     """
 
@@ -49,34 +51,47 @@ class AbstractBelief(eqx.Module):
         check_flags(type(self).__name__, own_metric=self.own_metric)
 
     @abc.abstractmethod
-    def estimate(self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]) -> DiagonalPlusLowRank:
+    def estimate(
+        self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]
+    ) -> DiagonalPlusLowRank:
         """Return the posterior mean given steps S and gradient changes Y = SA."""
 
     @abc.abstractmethod
-    def direction(self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+    def direction(
+        self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]
+    ) -> Float[np.ndarray, " d"]:
         """Return the step from the current iterate to the solution of the estimate."""
 
 
 class MatrixBased(AbstractBelief):
-    """Infers A itself, the Hessian of the quadratic: section 4.2 with 4.1.1, centred at the current iterate.
+    """Infers A itself, the Hessian of the quadratic: section 4.2 with 4.1.1, centred at the current
+    iterate.
 
     The paper fixes the centre at zero, which stalls; differences of iterates need none.
     """
 
-    def estimate(self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]) -> DiagonalPlusLowRank:
+    def estimate(
+        self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]
+    ) -> DiagonalPlusLowRank:
         return _symmetric_update(S, Y, Y if self.own_metric else S, (Y[0] @ Y[0]) / (S[0] @ Y[0]))
 
-    def direction(self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+    def direction(
+        self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]
+    ) -> Float[np.ndarray, " d"]:
         return -estimate.solve(g)
 
 
 class SolutionBased(AbstractBelief):
     """Infers A⁻¹, so the solution: section 4.2 with 4.1.2, the paper's (29) where Λ = I."""
 
-    def estimate(self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]) -> DiagonalPlusLowRank:
+    def estimate(
+        self, S: Float[np.ndarray, "m d"], Y: Float[np.ndarray, "m d"]
+    ) -> DiagonalPlusLowRank:
         return _symmetric_update(Y, S, S if self.own_metric else Y, (S[0] @ Y[0]) / (Y[0] @ Y[0]))
 
-    def direction(self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+    def direction(
+        self, estimate: DiagonalPlusLowRank, g: Float[np.ndarray, " d"]
+    ) -> Float[np.ndarray, " d"]:
         return -estimate.matvec(g)
 
 
@@ -89,7 +104,8 @@ def solve_linear(
     rtol: float = 1e-5,
     max_steps: int | None = None,
 ) -> LinearSolution:
-    """Solve Ax = b for symmetric positive definite A by inference on A or A⁻¹, with the optimal step length.
+    """Solve Ax = b for symmetric positive definite A by inference on A or A⁻¹, with the optimal
+    step length.
 
     Parameters
     ----------
@@ -97,11 +113,11 @@ def solve_linear(
     b : (d,). x0 : (d,), zero when None. method : None is ``SolutionBased()``.
     rtol : relative to ‖b‖. max_steps : budget, None is 2d.
 
-    Source: de Roos, Gessner and Hennig (ICML 2021), sections 4.2 and 5.1; Hennig, Probabilistic interpretation of
-    linear solvers (SIAM J. Optim. 2015).
+    Source: de Roos, Gessner and Hennig (ICML 2021), sections 4.2 and 5.1; Hennig, Probabilistic
+    interpretation of linear solvers (SIAM J. Optim. 2015).
 
-    A direction without positive curvature, of a matrix that is not positive definite, ends the solve: `converged` is
-    false with steps to spare.
+    A direction without positive curvature, of a matrix that is not positive definite, ends the
+    solve: `converged` is false with steps to spare.
 
     Raises
     ------
@@ -119,7 +135,9 @@ def solve_linear(
     check_count(where, "max_steps", max_steps, "Leave it out.", least=0, optional=True)
     if callable(A):
         check_function(where, "A", A, 1, "It is the function v ↦ Av.")
-    product = _checked_product(A, d) if callable(A) else as_float64(where, "A", A, "d, d").__matmul__
+    product = (
+        _checked_product(A, d) if callable(A) else as_float64(where, "A", A, "d, d").__matmul__
+    )
     belief = SolutionBased() if method is None else method
     x = np.zeros_like(right) if x0 is None else as_float64(where, "x0", x0, "d")
     if not np.isfinite(x).all():
@@ -153,24 +171,33 @@ def solve_linear(
     return LinearSolution(x, g, bool(np.linalg.norm(g) <= goal), len(steps), estimate)
 
 
-def _checked_product(A: Callable[[np.ndarray], np.ndarray], d: int) -> Callable[[np.ndarray], np.ndarray]:
+def _checked_product(
+    A: Callable[[np.ndarray], np.ndarray], d: int
+) -> Callable[[np.ndarray], np.ndarray]:
     def product(v: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
         image = as_float64("solve_linear", "A(v)", A(v), "d")
         if image.shape != (d,):
-            raise InputError("solve_linear", f"`A(v)` of shape ({d},)", image.shape, "It is the function v ↦ Av.")
+            raise InputError(
+                "solve_linear", f"`A(v)` of shape ({d},)", image.shape, "It is the function v ↦ Av."
+            )
         return image
 
     return product
 
 
 def _symmetric_update(
-    U: Float[np.ndarray, "m d"], V: Float[np.ndarray, "m d"], W: Float[np.ndarray, "m d"], scale: float
+    U: Float[np.ndarray, "m d"],
+    V: Float[np.ndarray, "m d"],
+    W: Float[np.ndarray, "m d"],
+    scale: float,
 ) -> DiagonalPlusLowRank:
-    """Return γI + RP⁻¹W + WᵀP⁻¹Rᵀ − WᵀP⁻¹(UR)P⁻¹W, R = V − γU, P = UWᵀ (rows are vectors): it maps U to V.
+    """Return γI + RP⁻¹W + WᵀP⁻¹Rᵀ − WᵀP⁻¹(UR)P⁻¹W, R = V − γU, P = UWᵀ (rows are vectors): it maps
+    U to V.
 
     The closed form of `QuadraticClosedForm` in the metric Λ with W = UΛ.
     """
-    size = 1 / np.sqrt(np.sum(U * W, axis=1, keepdims=True))  # steps shrink: equal rows keep P well conditioned
+    # steps shrink: equal rows keep P well conditioned
+    size = 1 / np.sqrt(np.sum(U * W, axis=1, keepdims=True))
     U, V, W = U * size, V * size, W * size
     R = V - scale * U
     across = U @ W.T

@@ -1,7 +1,8 @@
-"""The log marginal likelihood of a Gaussian process: exact by Cholesky, or its gradient from linear solves.
+"""The log marginal likelihood of a Gaussian process: exact by Cholesky, or its gradient from linear
+solves.
 
-The pathwise gradient needs prior samples: those of stationary kernels are by random Fourier features, with the
-spectral law of each kernel.
+The pathwise gradient needs prior samples: those of stationary kernels are by random Fourier
+features, with the spectral law of each kernel.
 """
 
 import abc
@@ -18,7 +19,14 @@ from mcmcpost.core.arguments import check_count
 from mcmcpost.core.devices import no_bar
 from mcmcpost.core.errors import InputError
 from mcmcpost.solve import Solver, invert, solve
-from mcmcpost.solve.search import AbstractOptimiser, AbstractScale, Adam, Hyperparameters, Packing, TrainingProblem
+from mcmcpost.solve.search import (
+    AbstractOptimiser,
+    AbstractScale,
+    Adam,
+    Hyperparameters,
+    Packing,
+    TrainingProblem,
+)
 from mcmcpost.stein import (
     STATIONARY,
     AbstractKernel,
@@ -61,7 +69,8 @@ class Spectrum(NamedTuple):
 
 
 class PriorSample(NamedTuple):
-    """Samples f_j(x) = Σ_i √(a/r) (u_ij sin ω_iᵀx + v_ij cos ω_iᵀx), summed over spectra of amplitude a.
+    """Samples f_j(x) = Σ_i √(a/r) (u_ij sin ω_iᵀx + v_ij cos ω_iᵀx), summed over spectra of
+    amplitude a.
 
     weights : (2r, s) per spectrum, standard normal.
     """
@@ -84,14 +93,21 @@ class PriorSample(NamedTuple):
 
 
 def sample_prior(
-    kernel: AbstractKernel, key: jax.Array, *, num_features: int, num_samples: int, like: Float[Array, "n d"]
+    kernel: AbstractKernel,
+    key: jax.Array,
+    *,
+    num_features: int,
+    num_samples: int,
+    like: Float[Array, "n d"],
 ) -> PriorSample:
-    """Return samples of the process with this kernel; a smooth function of its parameters for a fixed key.
+    """Return samples of the process with this kernel; a smooth function of its parameters for a
+    fixed key.
 
-    The law of the frequencies is the kernel's own: normal for the squared exponential, multivariate t with 2ν degrees
-    of freedom for Matérn-ν (one χ² per frequency vector, not per coordinate), gamma mixtures for the rational kernels;
-    a product adds frequencies, a sum adds samples. Rahimi and Recht (2008); the covariance is exact on average over
-    keys only, and `num_features` bound its error at one key.
+    The law of the frequencies is the kernel's own: normal for the squared exponential, multivariate
+    t with 2ν degrees of freedom for Matérn-ν (one χ² per frequency vector, not per coordinate),
+    gamma mixtures for the rational kernels; a product adds frequencies, a sum adds samples. Rahimi
+    and Recht (2008); the covariance is exact on average over keys only, and `num_features` bound
+    its error at one key.
 
     Parameters
     ----------
@@ -118,14 +134,22 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
     match kernel:
         case Scaled():
             a = jnp.asarray(kernel.amplitude, like.dtype)
-            return tuple(Spectrum(s.frequencies, a * s.amplitude) for s in _spectra(kernel.kernel, key, r, like))
+            return tuple(
+                Spectrum(s.frequencies, a * s.amplitude)
+                for s in _spectra(kernel.kernel, key, r, like)
+            )
         case Sum():
             return _spectra(kernel.first, first, r, like) + _spectra(kernel.second, second, r, like)
         case Product():
             # Bochner: the spectrum of a product is that of the sum of two independent frequencies.
-            left, right = _spectra(kernel.first, first, r, like), _spectra(kernel.second, second, r, like)
+            left, right = (
+                _spectra(kernel.first, first, r, like),
+                _spectra(kernel.second, second, r, like),
+            )
             return tuple(
-                Spectrum(a.frequencies + b.frequencies, a.amplitude * b.amplitude) for a in left for b in right
+                Spectrum(a.frequencies + b.frequencies, a.amplitude * b.amplitude)
+                for a in left
+                for b in right
             )
         case SquaredExponential():
             precision = jnp.ones(r, like.dtype)
@@ -150,7 +174,9 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
             )
     width = spread(type(kernel).__name__, "lengthscale", kernel.lengthscale, like)
     directions = jax.random.normal(first, (like.shape[1], r), like.dtype)
-    return (Spectrum(directions * jnp.sqrt(precision)[None] / width[:, None], jnp.ones((), like.dtype)),)
+    return (
+        Spectrum(directions * jnp.sqrt(precision)[None] / width[:, None], jnp.ones((), like.dtype)),
+    )
 
 
 class Sides(NamedTuple):
@@ -164,10 +190,11 @@ class Sides(NamedTuple):
 
 
 class AbstractEstimator(eqx.Module):
-    """The systems to solve, and the gradient from their solutions: ∂L = ½ v_yᵀ(∂H)v_y − ½ tr(H⁻¹∂H), v_y = H⁻¹y.
+    """The systems to solve, and the gradient from their solutions: ∂L = ½ v_yᵀ(∂H)v_y − ½
+    tr(H⁻¹∂H), v_y = H⁻¹y.
 
-    The probes of a key are the same at every call, so that solutions change little from step to step and serve as
-    first guesses (Lin et al. 2024, section 4).
+    The probes of a key are the same at every call, so that solutions change little from step to
+    step and serve as first guesses (Lin et al. 2024, section 4).
 
     num_probes : s, vectors of the trace estimate.
     """
@@ -176,7 +203,11 @@ class AbstractEstimator(eqx.Module):
 
     @abc.abstractmethod
     def targets(
-        self, kernel: AbstractKernel, noise: Float[Array, ""], X: Float[Array, "n d"], key: jax.Array
+        self,
+        kernel: AbstractKernel,
+        noise: Float[Array, ""],
+        X: Float[Array, "n d"],
+        key: jax.Array,
     ) -> Float[Array, "n s"]:
         """Return the probe right-hand sides b_j."""
 
@@ -186,7 +217,8 @@ class AbstractEstimator(eqx.Module):
 
 
 class Standard(AbstractEstimator):
-    """Hutchinson's trace estimator: b_j = z_j ~ N(0, I) and tr(H⁻¹∂H) ≈ mean_j (H⁻¹z_j)ᵀ(∂H)z_j (eq. 7).
+    """Hutchinson's trace estimator: b_j = z_j ~ N(0, I) and tr(H⁻¹∂H) ≈ mean_j (H⁻¹z_j)ᵀ(∂H)z_j
+    (eq. 7).
 
     num_probes : s.
     """
@@ -197,7 +229,11 @@ class Standard(AbstractEstimator):
         check_probes(self)
 
     def targets(
-        self, kernel: AbstractKernel, noise: Float[Array, ""], X: Float[Array, "n d"], key: jax.Array
+        self,
+        kernel: AbstractKernel,
+        noise: Float[Array, ""],
+        X: Float[Array, "n d"],
+        key: jax.Array,
     ) -> Float[Array, "n s"]:
         del kernel, noise  # the probes are white
         return jax.random.normal(key, (X.shape[0], self.num_probes), X.dtype)
@@ -207,16 +243,18 @@ class Standard(AbstractEstimator):
         # used.
         mean = -1.0 / self.num_probes
         return Sides(
-            jnp.concatenate([solved[:, :1], mean * solved[:, 1:]], 1), jnp.concatenate([solved[:, :1], targets], 1)
+            jnp.concatenate([solved[:, :1], mean * solved[:, 1:]], 1),
+            jnp.concatenate([solved[:, :1], targets], 1),
         )
 
 
 class Pathwise(AbstractEstimator):
-    """b_j = f_j(X) + ε_j ~ N(0, H), so that ẑ_j = H⁻¹b_j ~ N(0, H⁻¹) and tr(H⁻¹∂H) ≈ mean_j ẑ_jᵀ(∂H)ẑ_j (eq. 8–10).
+    """b_j = f_j(X) + ε_j ~ N(0, H), so that ẑ_j = H⁻¹b_j ~ N(0, H⁻¹) and tr(H⁻¹∂H) ≈ mean_j
+    ẑ_jᵀ(∂H)ẑ_j (eq. 8–10).
 
-    The solutions start closer to zero, never estimate with more variance than `Standard`, and are posterior samples at
-    no further solve. The prior samples f_j come from random features, which bias the gradient by about a per cent at
-    2,000 features.
+    The solutions start closer to zero, never estimate with more variance than `Standard`, and are
+    posterior samples at no further solve. The prior samples f_j come from random features, which
+    bias the gradient by about a per cent at 2,000 features.
 
     num_probes : s. num_features : per term of the kernel.
     """
@@ -229,10 +267,16 @@ class Pathwise(AbstractEstimator):
         check_count("Pathwise", "num_features", self.num_features, "Use 2,000.", most=10_000_000)
 
     def targets(
-        self, kernel: AbstractKernel, noise: Float[Array, ""], X: Float[Array, "n d"], key: jax.Array
+        self,
+        kernel: AbstractKernel,
+        noise: Float[Array, ""],
+        X: Float[Array, "n d"],
+        key: jax.Array,
     ) -> Float[Array, "n s"]:
         prior_key, noise_key = jax.random.split(key)
-        prior = sample_prior(kernel, prior_key, num_features=self.num_features, num_samples=self.num_probes, like=X)
+        prior = sample_prior(
+            kernel, prior_key, num_features=self.num_features, num_samples=self.num_probes, like=X
+        )
         white = jax.random.normal(noise_key, (X.shape[0], self.num_probes), X.dtype)
         return prior(X) + jnp.sqrt(noise) * white
 
@@ -244,7 +288,9 @@ class Pathwise(AbstractEstimator):
 
 def check_probes(estimator: AbstractEstimator) -> None:
     """Refuse an estimator without probes."""
-    check_count(type(estimator).__name__, "num_probes", estimator.num_probes, "Use 64.", most=100_000)
+    check_count(
+        type(estimator).__name__, "num_probes", estimator.num_probes, "Use 64.", most=100_000
+    )
 
 
 EXACT_RANGE = 1e4
@@ -255,9 +301,9 @@ class LikelihoodFit(NamedTuple):
     """Hyper-parameters at the end of a search.
 
     kernel, noise : the noise is a variance.
-    history : arrays with one entry per step: ``epochs``, ``residual``, ``probe_residual``, ``outcome``, ``parameters``
-        (steps, h) positive values at which it was evaluated; ``value`` (the log marginal likelihood) for exact fits,
-        in place of the first four.
+    history : arrays with one entry per step: ``epochs``, ``residual``, ``probe_residual``,
+        ``outcome``, ``parameters`` (steps, h) positive values at which it was evaluated; ``value``
+        (the log marginal likelihood) for exact fits, in place of the first four.
     solved : (n, 1 + s) last solutions, the next first guess; None after an exact fit.
     """
 
@@ -358,7 +404,8 @@ def estimate_gradient(
 ) -> StepReport:
     """Return the estimated gradient of the log marginal likelihood in x, and what the solve cost.
 
-    packing : of `Hyperparameters`. x : (h,), unconstrained. initial : first guess of the solutions, None for zero.
+    packing : of `Hyperparameters`. x : (h,), unconstrained. initial : first guess of the solutions,
+        None for zero.
     keys : of the probes, the same at every step, and of the solver.
     """
     X, y = data
@@ -378,11 +425,14 @@ def estimate_gradient(
     left, right = estimator.sides(solution.value, targets)
     # H depends on the noise through the identity: its derivative is Σ_s left_s·right_s.
     slope = Hyperparameters(
-        bilinear_gradient(kernel, X, 0.5 * left, right, mesh=device_mesh()), 0.5 * jnp.sum(left * right)
+        bilinear_gradient(kernel, X, 0.5 * left, right, mesh=device_mesh()),
+        0.5 * jnp.sum(left * right),
     )
     gradient = pull_back(slope)[0]
     norms = solution.residual_norms
-    return StepReport(gradient, solution.value, norms[0], jnp.mean(norms[1:]), solution.epochs, solution.outcome)
+    return StepReport(
+        gradient, solution.value, norms[0], jnp.mean(norms[1:]), solution.epochs, solution.outcome
+    )
 
 
 def maximise_likelihood_by_solves(
@@ -400,17 +450,19 @@ def maximise_likelihood_by_solves(
     warm_start: bool = True,
     progress: bool = False,
 ) -> LikelihoodFit:
-    """Climb the log marginal likelihood by Adam on estimated gradients (Lin et al. 2024, Algorithm 1).
+    """Climb the log marginal likelihood by Adam on estimated gradients (Lin et al. 2024, Algorithm
+    1).
 
     Parameters
     ----------
     X, y : their dtype, float32 or float64, is that of the whole search.
-    warm_start : start each solve at the last one's solutions; the probes are then those of one key throughout. Without
-        it every solve starts at zero, with fresh probes.
+    warm_start : start each solve at the last one's solutions; the probes are then those of one key
+        throughout. Without it every solve starts at zero, with fresh probes.
 
     Raises
     ------
-    FloatingPointError : a gradient that is not finite; says at which step. The solve before it may be `BROKEN`.
+    FloatingPointError : a gradient that is not finite; says at which step. The solve before it may
+        be `BROKEN`.
     """
     start = Hyperparameters(jax.tree.map(lambda leaf: np.asarray(leaf, X.dtype), kernel), noise)
     packing = Packing(start, scale, relative=True)
@@ -420,7 +472,9 @@ def maximise_likelihood_by_solves(
     # Zeros rather than no guess: one product more, and one program for all steps.
     last = jnp.zeros((len(y), 1 + estimator.num_probes), X.dtype) if warm_start else None
 
-    with tqdm(total=num_steps, desc="marginal likelihood", disable=no_bar(progress), leave=False) as bar:
+    with tqdm(
+        total=num_steps, desc="marginal likelihood", disable=no_bar(progress), leave=False
+    ) as bar:
 
         def slope(x: np.ndarray) -> Array:
             nonlocal last
@@ -439,5 +493,8 @@ def maximise_likelihood_by_solves(
         initial = packing.pack(Hyperparameters(kernel, noise)).astype(X.dtype)
         # `final=1.0`: a constant rate, as in Lin et al. (2024).
         best = Adam(rate=learning_rate, max_steps=num_steps, final=1.0).follow(slope, initial)
-    history = {name: np.array([report[name] for report in reports]) for name in (*STEP_HISTORY, "parameters")}
+    history = {
+        name: np.array([report[name] for report in reports])
+        for name in (*STEP_HISTORY, "parameters")
+    }
     return _likelihood_fit(packing, best, history, None if last is None else np.asarray(last))

@@ -1,7 +1,7 @@
 """Optimisers that infer from gradients by Gaussian processes.
 
-Search directions are inferred by a gradient Gaussian process from the last points and gradients. The interfaces are
-those of ``scipy.optimize.minimize`` and of optax.
+Search directions are inferred by a gradient Gaussian process from the last points and gradients.
+The interfaces are those of ``scipy.optimize.minimize`` and of optax.
 """
 
 import abc
@@ -18,7 +18,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int
 from scipy.optimize import OptimizeResult, line_search
 
-from mcmcpost.core.arguments import as_float64, check_count, check_flags, check_function, check_kind, check_number
+from mcmcpost.core.arguments import (
+    as_float64,
+    check_count,
+    check_flags,
+    check_function,
+    check_kind,
+    check_number,
+)
 from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.precision import in_float64
 from mcmcpost.gp.gradient_operator import GradientGram, ScalarProfile, gradient_gram, scalar_profile
@@ -31,7 +38,8 @@ CURVATURE = 1e-10
 
 
 class Memory(NamedTuple):
-    """The last m + 1 evaluations, newest last; only the last `filled` rows hold any. points, gradients : (m + 1, d)."""
+    """The last m + 1 evaluations, newest last; only the last `filled` rows hold any. points,
+    gradients : (m + 1, d)."""
 
     points: Float[Array, "m d"]
     gradients: Float[Array, "m d"]
@@ -39,7 +47,8 @@ class Memory(NamedTuple):
 
 
 class Secants(NamedTuple):
-    """Steps S and gradient changes Y (m, d), zero where unusable; usable : (m,); scale : γ = sᵀy/yᵀy of the newest."""
+    """Steps S and gradient changes Y (m, d), zero where unusable; usable : (m,); scale : γ =
+    sᵀy/yᵀy of the newest."""
 
     S: Float[Array, "p d"]
     Y: Float[Array, "p d"]
@@ -92,7 +101,8 @@ def secants(memory: Memory) -> Secants:
 def inverse_hessian(pairs: Secants) -> DiagonalPlusLowRank:
     """Return the L-BFGS inverse Hessian in compact form, γI + [S γY] C [S γY]ᵀ.
 
-    Source: Byrd, Nocedal and Schnabel, Representations of quasi-Newton matrices (Math. Program. 1994), Theorem 2.2.
+    Source: Byrd, Nocedal and Schnabel, Representations of quasi-Newton matrices (Math. Program.
+    1994), Theorem 2.2.
     """
     gamma, free = pairs.scale, jnp.where(pairs.usable, 0.0, 1.0)
     # A pair that is not usable is a row of zeros: one on its diagonal keeps the triangle
@@ -106,7 +116,8 @@ def inverse_hessian(pairs: Secants) -> DiagonalPlusLowRank:
 
 
 def hessian(pairs: Secants) -> DiagonalPlusLowRank:
-    """Return the L-BFGS Hessian in compact form, σI − [σS Y] M⁻¹ [σS Y]ᵀ, σ = 1/γ (the same source, Theorem 2.3)."""
+    """Return the L-BFGS Hessian in compact form, σI − [σS Y] M⁻¹ [σS Y]ᵀ, σ = 1/γ (the same source,
+    Theorem 2.3)."""
     sigma, free = 1 / pairs.scale, jnp.diag(jnp.where(pairs.usable, 0.0, 1.0))
     along = pairs.S @ pairs.Y.T
     lower, diagonal = jnp.tril(along, -1), jnp.diag(jnp.diagonal(along))
@@ -118,7 +129,9 @@ def hessian(pairs: Secants) -> DiagonalPlusLowRank:
 
 def scaled_identity(scale: Float[Array, ""], d: int) -> DiagonalPlusLowRank:
     """Return scale·I in d dimensions."""
-    return DiagonalPlusLowRank(jnp.full((d,), scale), jnp.zeros((d, 1), scale.dtype), jnp.zeros((1, 1), scale.dtype))
+    return DiagonalPlusLowRank(
+        jnp.full((d,), scale), jnp.zeros((d, 1), scale.dtype), jnp.zeros((1, 1), scale.dtype)
+    )
 
 
 def apply(matrix: DiagonalPlusLowRank, V: Float[Array, "m d"]) -> Float[Array, "m d"]:
@@ -128,7 +141,8 @@ def apply(matrix: DiagonalPlusLowRank, V: Float[Array, "m d"]) -> Float[Array, "
 
 
 NUGGET = 1e-10
-"""Relative to the largest slope of κ; evaluations are exact, so it covers rounding in the factorisation only."""
+"""Relative to the largest slope of κ; evaluations are exact, so it covers rounding in the
+factorisation only."""
 
 FLOOR = 1e-3
 """Eigenvalues of an inferred Hessian are kept above this multiple of its prior scale."""
@@ -138,11 +152,12 @@ class AbstractMethod(eqx.Module):
     """Turns a memory into a descent direction.
 
     memory : pairs of step and gradient change that are kept, as in L-BFGS.
-    kernel : a stationary one; its lengthscale is in units of the last step (of the last gradient change for `GPX`).
-        None is Matern52(0.8).
-    window : how many of the pairs the process is conditioned on; older ones enter the quasi-Newton matrix only.
-    quasi_newton : whether the prior mean is the L-BFGS matrix of the memory, so that the process models the difference
-        from it. Otherwise the prior mean is γI; the paper has another γ.
+    kernel : a stationary one; its lengthscale is in units of the last step (of the last gradient
+        change for `GPX`). None is Matern52(0.8).
+    window : how many of the pairs the process is conditioned on; older ones enter the quasi-Newton
+        matrix only.
+    quasi_newton : whether the prior mean is the L-BFGS matrix of the memory, so that the process
+        models the difference from it. Otherwise the prior mean is γI; the paper has another γ.
     """
 
     memory: int = 10
@@ -159,7 +174,9 @@ class AbstractMethod(eqx.Module):
         profile = self.profile()
         if not profile.stationary:
             kind = type(self.kernel).__name__
-            raise InputError(name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics.")
+            raise InputError(
+                name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics."
+            )
         shape = np.shape(profile.kernel.lengthscale)  # type: ignore[union-attr]  # stationary kernels have one
         if shape:
             cure = "Its inputs are in units of the last step, as Matern52(0.8)."
@@ -167,18 +184,23 @@ class AbstractMethod(eqx.Module):
 
     def profile(self) -> ScalarProfile:
         """Return the kernel's profile."""
-        return scalar_profile(type(self).__name__, Matern52(0.8) if self.kernel is None else self.kernel)
+        return scalar_profile(
+            type(self).__name__, Matern52(0.8) if self.kernel is None else self.kernel
+        )
 
     @abc.abstractmethod
     def direction(self, memory: Memory) -> Float[Array, " d"]:
-        """Return a descent direction at the newest point; the steepest one while there are no pairs."""
+        """Return a descent direction at the newest point; the steepest one while there are no
+        pairs."""
 
 
 class GPH(AbstractMethod):
-    """Hessian inference: d = −|H̄|⁻¹g with the posterior mean H̄ of the Hessian at the current point.
+    """Hessian inference: d = −|H̄|⁻¹g with the posterior mean H̄ of the Hessian at the current
+    point.
 
-    H̄ is diagonal plus low rank (the corrected (12) of the paper), so its eigenvalues come from a small problem; their
-    absolute values, floored, make d a descent direction wherever H̄ is indefinite.
+    H̄ is diagonal plus low rank (the corrected (12) of the paper), so its eigenvalues come from a
+    small problem; their absolute values, floored, make d a descent direction wherever H̄ is
+    indefinite.
 
     Source: de Roos, Gessner and Hennig (ICML 2021), section 4.1.1 and Algorithm 1.
     """
@@ -209,17 +231,24 @@ class GPH(AbstractMethod):
 
 
 class GPX(AbstractMethod):
-    """Optimum inference: the process maps gradients to points, and d leads to its prediction for a zero gradient.
+    """Optimum inference: the process maps gradients to points, and d leads to its prediction for a
+    zero gradient.
 
-    Where that is no descent direction, d is the direction of the prior mean: −γg or the L-BFGS direction.
+    Where that is no descent direction, d is the direction of the prior mean: −γg or the L-BFGS
+    direction.
 
-    Source: de Roos, Gessner and Hennig (ICML 2021), section 4.1.2, (13) with its signs corrected, and Algorithm 1.
+    Source: de Roos, Gessner and Hennig (ICML 2021), section 4.1.2, (13) with its signs corrected,
+    and Algorithm 1.
     """
 
     def direction(self, memory: Memory) -> Float[Array, " d"]:
         pairs = secants(memory)
         g = memory.gradients[-1]
-        prior = inverse_hessian(pairs) if self.quasi_newton else scaled_identity(pairs.scale, g.shape[0])
+        prior = (
+            inverse_hessian(pairs)
+            if self.quasi_newton
+            else scaled_identity(pairs.scale, g.shape[0])
+        )
         memory = recent(memory, self.window)
         steps, changes = _differences(memory)
         unit = _last(changes)
@@ -250,7 +279,8 @@ def _last(differences: Float[Array, "m d"]) -> Float[Array, ""]:
 def _white_gram(
     profile: ScalarProfile, memory: Memory, inputs: Float[Array, "m d"]
 ) -> tuple[GradientGram, Float[Array, ""]]:
-    """Return the system at the inputs, in which rows that hold nothing stand apart, and the white scale 1/ℓ."""
+    """Return the system at the inputs, in which rows that hold nothing stand apart, and the white
+    scale 1/ℓ."""
     white = profile.root(inputs)[0]
     gram = gradient_gram(profile, inputs * white, jnp.zeros((), inputs.dtype))
     both = held(memory)[:, None] & held(memory)[None, :]
@@ -261,14 +291,18 @@ def _white_gram(
         first=jnp.where(both, gram.terms.first, slope * jnp.eye(len(inputs), dtype=inputs.dtype)),
         second=jnp.where(both, gram.terms.second, 0),
     )
-    return GradientGram(gram.points, terms, NUGGET * slope, gram.stationary, gram.with_values), white
+    return GradientGram(
+        gram.points, terms, NUGGET * slope, gram.stationary, gram.with_values
+    ), white
 
 
 def _weights(gram: GradientGram, memory: Memory, right: Float[Array, "m d"]) -> Float[Array, "m d"]:
     return ProjectedCholesky().solve(gram, jnp.where(held(memory)[:, None], right, 0)).value
 
 
-def _absolute_solve(matrix: DiagonalPlusLowRank, g: Float[Array, " d"], floor: Float[Array, ""]) -> Float[Array, " d"]:
+def _absolute_solve(
+    matrix: DiagonalPlusLowRank, g: Float[Array, " d"], floor: Float[Array, ""]
+) -> Float[Array, " d"]:
     """Return |H|⁻¹g for H of a constant diagonal, eigenvalues at least `floor` in size."""
     # H is level·I outside the span of its factor: QR leaves an eigenproblem of the factor's width.
     basis, triangle = jnp.linalg.qr(matrix.factor)
@@ -312,12 +346,14 @@ def minimize(
 
     Returns
     -------
-    OptimizeResult with x, fun, jac, nit, success, status, message, and nfev = njev, the joint evaluations of value and
-    gradient. Trial points that are not finite count as +∞, which the line search backs away from.
+    OptimizeResult with x, fun, jac, nit, success, status, message, and nfev = njev, the joint
+    evaluations of value and gradient. Trial points that are not finite count as +∞, which the line
+    search backs away from.
 
     Raises
     ------
-    TypeError, ValueError : a start or a gradient of the wrong shape, no gradient, a method that is none.
+    TypeError, ValueError : a start or a gradient of the wrong shape, no gradient, a method that is
+        none.
     """
     check_kind("minimize", "method", method, (AbstractMethod, type(None)), "Such as GPX().")
     check_number("minimize", "gtol", gtol, "Use 1e-5.", inside="[0, inf)")
@@ -326,15 +362,20 @@ def minimize(
     check_function("minimize", "fun", fun, 1 + len(args), "Its first argument is the point (d,).")
     if not isinstance(jac, bool):
         check_function("minimize", "jac", jac, 1 + len(args), "Pass the gradient, or True.")
-    check_function("minimize", "callback", callback, 1, "It is given the result so far.", optional=True)
+    check_function(
+        "minimize", "callback", callback, 1, "It is given the result so far.", optional=True
+    )
     start = as_float64("minimize", "x0", x0, "d")
     if not len(start) or not np.isfinite(start).all():
-        raise InputError("minimize", "`x0` finite, of at least one entry", start, "Start elsewhere.")
+        raise InputError(
+            "minimize", "`x0` finite, of at least one entry", start, "Start elsewhere."
+        )
     solver = GPX() if method is None else method
     evaluate = _Evaluations(fun, jac, args)
     x = start
     value, gradient = evaluate(x)
-    before = value + np.linalg.norm(gradient) / 2  # so that the first trial step has length one, as in SciPy's BFGS
+    # so that the first trial step has length one, as in SciPy's BFGS
+    before = value + np.linalg.norm(gradient) / 2
     if not (np.isfinite(value) and np.isfinite(gradient).all()):
         return _result(x, value, gradient, 0, 3, evaluate)
     memory = _start(solver, x)
@@ -350,7 +391,9 @@ def minimize(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of failing, which the status reports
             old = before if iteration == 0 else None
-            step, *_ = line_search(evaluate.value, evaluate.gradient, x, direction, gradient, value, old, maxiter=20)
+            step, *_ = line_search(
+                evaluate.value, evaluate.gradient, x, direction, gradient, value, old, maxiter=20
+            )
         if step is None:
             return _result(x, value, gradient, iteration, 2, evaluate)
         x = x + step * direction
@@ -364,7 +407,9 @@ def minimize(
 class _Evaluations:
     """Joint evaluations of value and gradient, each point of the current line search once."""
 
-    def __init__(self, fun: Callable[..., Any], jac: Callable[..., Any] | bool, args: tuple[Any, ...]) -> None:
+    def __init__(
+        self, fun: Callable[..., Any], jac: Callable[..., Any] | bool, args: tuple[Any, ...]
+    ) -> None:
         self.fun, self.jac, self.args, self.count = fun, jac, args, 0
         self.known: dict[bytes, tuple[float, Float[np.ndarray, " d"]]] = {}
 
@@ -377,11 +422,15 @@ class _Evaluations:
                 both = both, self.jac(x, *self.args)
             elif not (isinstance(both, tuple) and len(both) == 2):
                 cure = "Pass jac=, or a function such as jax.value_and_grad(f)."
-                raise InputTypeError("minimize", "`fun` to return (value, gradient)", type(both).__name__, cure)
+                raise InputTypeError(
+                    "minimize", "`fun` to return (value, gradient)", type(both).__name__, cure
+                )
             value = float(as_float64("minimize", "fun(x)", both[0], ""))
             gradient = as_float64("minimize", "gradient", both[1], "d")
             if gradient.shape != x.shape:
-                raise InputError("minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat.")
+                raise InputError(
+                    "minimize", f"a gradient of shape {x.shape}", gradient.shape, "Return it flat."
+                )
             defined = np.isfinite(value) and np.isfinite(gradient).all()
             self.known[name] = (value if defined else np.inf, gradient)
         return self.known[name]
@@ -425,7 +474,10 @@ def _start(method: AbstractMethod, x: Float[np.ndarray, " d"]) -> Memory:
 
 @in_float64
 def _advance(
-    method: AbstractMethod, memory: Memory, x: Float[np.ndarray, " d"], gradient: Float[np.ndarray, " d"]
+    method: AbstractMethod,
+    memory: Memory,
+    x: Float[np.ndarray, " d"],
+    gradient: Float[np.ndarray, " d"],
 ) -> tuple[Memory, Any]:
     return _compiled_advance(method, *jax.tree.map(jnp.asarray, (memory, x, gradient)))
 
@@ -441,8 +493,9 @@ def _compiled_advance(
 def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs:
     """Return the transformation that turns gradients into the method's descent direction.
 
-    To be chained with a line search: ``optax.chain(scale_by_gp(GPX()), optax.scale_by_zoom_linesearch(15,
-    initial_guess_strategy="one"))``. `update` needs the parameters. Parameters are any pytree of one dtype.
+    To be chained with a line search: ``optax.chain(scale_by_gp(GPX()),
+    optax.scale_by_zoom_linesearch(15, initial_guess_strategy="one"))``. `update` needs the
+    parameters. Parameters are any pytree of one dtype.
     """
 
     check_kind("scale_by_gp", "method", method, AbstractMethod, "Such as GPX().")
@@ -453,7 +506,9 @@ def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs
     def update(updates: Any, state: Memory, params: Any = None, **extra: Any) -> tuple[Any, Memory]:
         del extra
         if params is None:
-            raise InputError("scale_by_gp: expected the parameters in `update`, got None. Pass `params`.")
+            raise InputError(
+                "scale_by_gp: expected the parameters in `update`, got None. Pass `params`."
+            )
         g, unravel = ravel_pytree(updates)
         state = remember(state, ravel_pytree(params)[0], g)
         direction = method.direction(state)
@@ -464,8 +519,11 @@ def scale_by_gp(method: AbstractMethod) -> optax.GradientTransformationExtraArgs
     return optax.GradientTransformationExtraArgs(init, update)
 
 
-def gp_optimizer(method: AbstractMethod, *, max_linesearch_steps: int = 20) -> optax.GradientTransformationExtraArgs:
-    """Return the method with optax's zoom line search (strong Wolfe); `update` takes value, grad and value_fn."""
+def gp_optimizer(
+    method: AbstractMethod, *, max_linesearch_steps: int = 20
+) -> optax.GradientTransformationExtraArgs:
+    """Return the method with optax's zoom line search (strong Wolfe); `update` takes value, grad
+    and value_fn."""
     check_count("gp_optimizer", "max_linesearch_steps", max_linesearch_steps, "Use 20.")
     search = optax.scale_by_zoom_linesearch(max_linesearch_steps, initial_guess_strategy="one")
     return optax.chain(scale_by_gp(method), search)

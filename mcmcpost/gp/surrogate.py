@@ -21,7 +21,8 @@ HELD_OUT = 5
 """One trajectory in this many is held out, for the test of the surrogate."""
 
 ENERGY_RANGE = 6.0
-"""Points whose energy exceeds the upper quartile by more interquartile ranges than this are not trained on."""
+"""Points whose energy exceeds the upper quartile by more interquartile ranges than this are not
+trained on."""
 
 
 class Trajectory(NamedTuple):
@@ -41,7 +42,8 @@ class History(NamedTuple):
 
 
 class Rows(NamedTuple):
-    """All points of all chains. points, gradients : (n, d). training, held_out : (n,) one where used, else zero."""
+    """All points of all chains. points, gradients : (n, d). training, held_out : (n,) one where
+    used, else zero."""
 
     points: Float[Array, "n d"]
     gradients: Float[Array, "n d"]
@@ -54,16 +56,22 @@ def empty_history(c: int, s: int, l: int, d: int) -> History:
     return History(jnp.zeros((c, s, l, d)), jnp.zeros((c, s, l, d)), jnp.full((c, s, l), jnp.inf))
 
 
-def record(history: History, new: Trajectory, iteration: Int[Array, ""], write: Bool[Array, ""]) -> History:
+def record(
+    history: History, new: Trajectory, iteration: Int[Array, ""], write: Bool[Array, ""]
+) -> History:
     """Overwrite the oldest trajectory where `write`."""
     slot = iteration % history.points.shape[1]
     return History(
-        *(old.at[:, slot].set(jnp.where(write, n, old[:, slot])) for old, n in zip(history, new, strict=True))
+        *(
+            old.at[:, slot].set(jnp.where(write, n, old[:, slot]))
+            for old, n in zip(history, new, strict=True)
+        )
     )
 
 
 def pooled(history: History) -> Rows:
-    """Return the points of all chains, without those where something is not finite or the energy far above the rest.
+    """Return the points of all chains, without those where something is not finite or the energy
+    far above the rest.
 
     Trajectories are held out whole: their points are neighbours.
     """
@@ -74,7 +82,9 @@ def pooled(history: History) -> Rows:
     # Far from the rest, as in the first transient of warm-up, energies would bend the quadratic.
     lower, upper = jnp.nanquantile(jnp.where(sound, energies, jnp.nan), jnp.array([0.25, 0.75]))
     sound = sound & (energies <= upper + ENERGY_RANGE * (upper - lower))
-    held = jnp.broadcast_to((jnp.arange(s) % HELD_OUT == HELD_OUT - 1)[None, :, None], (c, s, l)).reshape(-1)
+    held = jnp.broadcast_to(
+        (jnp.arange(s) % HELD_OUT == HELD_OUT - 1)[None, :, None], (c, s, l)
+    ).reshape(-1)
     return Rows(
         jnp.where(sound[:, None], points, 0),
         jnp.where(sound[:, None], gradients, 0),
@@ -91,10 +101,13 @@ class EnergyAndGradient(NamedTuple):
 
 
 class FittedSurrogate(NamedTuple):
-    """Ê(x) = ½wᵀSw + bᵀw + γ m(Pw − o), w = (x − centre)/scale, m the posterior mean of a process, up to a constant.
+    """Ê(x) = ½wᵀSw + bᵀw + γ m(Pw − o), w = (x − centre)/scale, m the posterior mean of a process,
+    up to a constant.
 
-    centre, scale : (d,). precision, slope : S (d, d) and b (d,) of the quadratic. projection, offset : P (q, d) and
-    o (q,), into the white coordinates of the process. points, weights : (m, q), its training points and solution.
+    centre, scale : (d,). precision, slope : S (d, d) and b (d,) of the quadratic. projection,
+        offset : P (q, d) and
+    o (q,), into the white coordinates of the process. points, weights : (m, q), its training points
+    and solution.
     height : γ. profile : of its kernel.
     """
 
@@ -110,11 +123,14 @@ class FittedSurrogate(NamedTuple):
     profile: ScalarProfile
 
     def evaluate(self, x: Float[Array, " d"]) -> EnergyAndGradient:
-        """Return Ê and ∇Ê: the gradient field is that of an energy, so its leapfrog keeps volume and is reversible."""
+        """Return Ê and ∇Ê: the gradient field is that of an energy, so its leapfrog keeps volume
+        and is reversible."""
         w = (x - self.centre) / self.scale
         # S w serves the energy and the gradient.
         pull = self.precision @ w
-        mean = posterior_mean(self.profile, self.points, self.weights, (self.projection @ w - self.offset)[None])[0]
+        mean = posterior_mean(
+            self.profile, self.points, self.weights, (self.projection @ w - self.offset)[None]
+        )[0]
         energy = 0.5 * (w @ pull) + self.slope @ w + self.height * mean[0]
         return EnergyAndGradient(
             energy, (pull + self.slope + self.height * (self.projection.T @ mean[1:])) / self.scale
@@ -122,9 +138,13 @@ class FittedSurrogate(NamedTuple):
 
 
 def relative_error(
-    surrogate: FittedSurrogate, points: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]
+    surrogate: FittedSurrogate,
+    points: Float[Array, "n d"],
+    gradients: Float[Array, "n d"],
+    kept: Float[Array, " n"],
 ) -> Float[Array, ""]:
-    """Return the root mean square error of ∇Ê over that of the gradient, both times `scale`; infinite without points.
+    """Return the root mean square error of ∇Ê over that of the gradient, both times `scale`;
+    infinite without points.
 
     kept : (n,) one for the points to use, zero for the others.
     """
@@ -160,7 +180,8 @@ class Tuned(NamedTuple):
 
 
 class Process(NamedTuple):
-    """A conditioned process: profile, origin and root of its white coordinates (q,), points and weights (m, q)."""
+    """A conditioned process: profile, origin and root of its white coordinates (q,), points and
+    weights (m, q)."""
 
     profile: ScalarProfile
     origin: Float[Array, " q"]
@@ -169,8 +190,11 @@ class Process(NamedTuple):
     weights: Float[Array, "m q"]
 
 
-def fit_quadratic(w: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]) -> Quadratic:
-    """Return the least-squares quadratic of gradients at standardised points, its eigenvalues at least 1/(2d).
+def fit_quadratic(
+    w: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]
+) -> Quadratic:
+    """Return the least-squares quadratic of gradients at standardised points, its eigenvalues at
+    least 1/(2d).
 
     A Gaussian in d standardised coordinates has no eigenvalue below 1/d.
     """
@@ -184,8 +208,11 @@ def fit_quadratic(w: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: 
     return Quadratic((vectors * jnp.maximum(values, 0.5 / d)[None]) @ vectors.T, solved[d])
 
 
-def farthest_points(points: Float[Array, "n q"], kept: Float[Array, " n"], number: int) -> Int[Array, " m"]:
-    """Return rows chosen one by one, each the farthest from those before, from the one nearest to the middle on."""
+def farthest_points(
+    points: Float[Array, "n q"], kept: Float[Array, " n"], number: int
+) -> Int[Array, " m"]:
+    """Return rows chosen one by one, each the farthest from those before, from the one nearest to
+    the middle on."""
 
     def distance(row: Int[Array, ""]) -> Float[Array, " n"]:
         return jnp.sum((points - points[row][None]) ** 2, 1)
@@ -203,13 +230,19 @@ def farthest_points(points: Float[Array, "n q"], kept: Float[Array, " n"], numbe
     return jnp.concatenate([first[None], rest])
 
 
-def tune(start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Array, "m q"], steps: int) -> Tuned:
-    """Return the best kernel and noise of `steps` of Adam on the marginal likelihood, in logarithms, within bounds."""
+def tune(
+    start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Array, "m q"], steps: int
+) -> Tuned:
+    """Return the best kernel and noise of `steps` of Adam on the marginal likelihood, in
+    logarithms, within bounds."""
     packing = Packing(start)
     white = jnp.mean((gradients / scalar_profile("SurrogateHMC", start).root(points)[None]) ** 2)
     initial = jnp.append(jnp.asarray(packing.pack(start), points.dtype), jnp.log(NOISE * white))
     # The noise may fall to √eps of its start, and rise to the mean square of the gradients.
-    below = jnp.append(jnp.full(len(initial) - 1, TUNING_RANGE), 0.5 * math.log(1 / float(jnp.finfo(points.dtype).eps)))
+    below = jnp.append(
+        jnp.full(len(initial) - 1, TUNING_RANGE),
+        0.5 * math.log(1 / float(jnp.finfo(points.dtype).eps)),
+    )
     above = jnp.append(jnp.full(len(initial) - 1, TUNING_RANGE), -math.log(NOISE))
 
     def loss(x: Float[Array, " h"]) -> Float[Array, ""]:
@@ -237,7 +270,9 @@ def condition(tuned: Tuned, points: Float[Array, "m q"], gradients: Float[Array,
     profile = scalar_profile("SurrogateHMC", tuned.kernel)
     origin, root = profile.origin(points), profile.root(points)
     white = (points - origin[None]) * root[None]
-    solution = ProjectedCholesky().solve(gradient_gram(profile, white, tuned.noise), gradients / root[None])
+    solution = ProjectedCholesky().solve(
+        gradient_gram(profile, white, tuned.noise), gradients / root[None]
+    )
     return Process(profile, origin, root, white, solution.value)
 
 
@@ -252,26 +287,30 @@ class AbstractSurrogate(eqx.Module):
     def fit(
         self, points: Float[Array, "n d"], gradients: Float[Array, "n d"], kept: Float[Array, " n"]
     ) -> FittedSurrogate:
-        """Fit to the gradients at the points whose `kept` is one; the other points and gradients are zero."""
+        """Fit to the gradients at the points whose `kept` is one; the other points and gradients
+        are zero."""
 
 
 class SubspaceSurrogate(AbstractSurrogate):
-    """A quadratic fitted to all gradients, and a Gaussian process on the residual in its active subspace.
+    """A quadratic fitted to all gradients, and a Gaussian process on the residual in its active
+    subspace.
 
-    Coordinates are standardised. The quadratic is least squares on the gradients, its eigenvalues at least 1/(2d),
-    half of what a Gaussian of standardised coordinates can have. The active subspace is spanned by the leading
-    eigenvectors of the second moments of the residual gradients; training points are farthest-point in it; one
-    lengthscale per direction, amplitude and noise maximise the marginal likelihood of the first of them within bounds.
+    Coordinates are standardised. The quadratic is least squares on the gradients, its eigenvalues
+    at least 1/(2d), half of what a Gaussian of standardised coordinates can have. The active
+    subspace is spanned by the leading eigenvectors of the second moments of the residual gradients;
+    training points are farthest-point in it; one lengthscale per direction, amplitude and noise
+    maximise the marginal likelihood of the first of them within bounds.
 
     Parameters
     ----------
     num_training : largest number of points that the process is conditioned on.
-    dimension : dimension q of the active subspace. The eight-dimensional hare–lynx posterior needs all eight: its
-        gradient error is 0.21 with four and 50 points, 0.080 with eight and 100, 0.041 with eight and 200.
-    kernel : start of tuning, on active coordinates of unit variance and gradients of unit mean square. None is the
-        squared exponential.
-    num_tuning : number of training points that the kernel is tuned on: each step factorises a matrix of order
-        q·num_tuning.
+    dimension : dimension q of the active subspace. The eight-dimensional hare–lynx posterior needs
+        all eight: its gradient error is 0.21 with four and 50 points, 0.080 with eight and 100,
+        0.041 with eight and 200.
+    kernel : start of tuning, on active coordinates of unit variance and gradients of unit mean
+        square. None is the squared exponential.
+    num_tuning : number of training points that the kernel is tuned on: each step factorises a
+        matrix of order q·num_tuning.
     tuning_steps : number of steps of Adam.
 
     Source: docs/mathematics.md section 4.
@@ -286,7 +325,13 @@ class SubspaceSurrogate(AbstractSurrogate):
     def __check_init__(self) -> None:
         for name in ("num_training", "dimension", "num_tuning", "tuning_steps"):
             check_count("SubspaceSurrogate", name, getattr(self, name), "Use a positive integer.")
-        check_kind("SubspaceSurrogate", "kernel", self.kernel, (AbstractKernel, None), "Such as Matern52().")
+        check_kind(
+            "SubspaceSurrogate",
+            "kernel",
+            self.kernel,
+            (AbstractKernel, None),
+            "Such as Matern52().",
+        )
 
     def min_gradients(self, d: int) -> int:
         del d
@@ -309,9 +354,11 @@ class SubspaceSurrogate(AbstractSurrogate):
         # Active coordinates of unit variance: the kernel's start and its bounds are in these units.
         directions = directions / jnp.sqrt(jnp.sum((w @ directions.T) ** 2, 0) / number)[:, None]
         active = w @ directions.T
-        most = len(points) - len(points) // HELD_OUT  # the rest is held out: it must not be chosen, nor a point twice
+        # the rest is held out: it must not be chosen, nor a point twice
+        most = len(points) - len(points) // HELD_OUT
         chosen = farthest_points(active, kept, min(self.num_training, most))
-        # Gradients in active coordinates: those of h, E(x) = h(Dw), are D⁺ᵀ∇_w E, and rows of D are orthogonal.
+        # Gradients in active coordinates: those of h, E(x) = h(Dw), are D⁺ᵀ∇_w E, and rows of D are
+        # orthogonal.
         lengths = jnp.sum(directions**2, 1)
         wanted = residual[chosen] @ directions.T / lengths[None]
         # A residual of zero, as of a normal target, must not give a height of zero to divide by.
@@ -338,6 +385,7 @@ class SubspaceSurrogate(AbstractSurrogate):
 
 
 def _default_kernel(q: int) -> AbstractKernel:
-    """Return a squared exponential of lengthscale √(2q), the distance of two points, and gradients of unit variance."""
+    """Return a squared exponential of lengthscale √(2q), the distance of two points, and gradients
+    of unit variance."""
     with jax.ensure_compile_time_eval():
         return Scaled(2.0 * q, SquaredExponential(jnp.full(q, math.sqrt(2 * q))))

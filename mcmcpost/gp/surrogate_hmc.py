@@ -36,40 +36,49 @@ class Bound(NamedTuple):
 
 
 class SurrogateHMC:
-    """Sample with few true gradients: a NumPyro kernel, ``MCMC(SurrogateHMC(model), num_warmup=..., num_samples=...)``.
+    """Sample with few true gradients: a NumPyro kernel, ``MCMC(SurrogateHMC(model), num_warmup=...,
+    num_samples=...)``.
 
-    Warm-up is Hamiltonian Monte Carlo with true gradients; its step size and mass matrix are adapted as NumPyro's NUTS
-    does, on the mean acceptance probability along the trajectory, and its latest trajectories are kept. At its end a
-    surrogate energy is fitted to their gradients and everything is frozen. Then trajectories follow the surrogate's
-    gradient and are accepted with the true energy, which leaves the target invariant whatever the surrogate is. Some
-    transitions, chosen at random, use true gradients, for tails that the surrogate does not know. A surrogate whose
-    gradient is wrong on held-out trajectories is declined: sampling continues as NUTS with the adapted settings,
-    `surrogate_used` is false, and a warning is logged. Without warm-up it is NUTS with the initial settings, and warns.
+    Warm-up is Hamiltonian Monte Carlo with true gradients; its step size and mass matrix are
+    adapted as NumPyro's NUTS does, on the mean acceptance probability along the trajectory, and its
+    latest trajectories are kept. At its end a surrogate energy is fitted to their gradients and
+    everything is frozen. Then trajectories follow the surrogate's gradient and are accepted with
+    the true energy, which leaves the target invariant whatever the surrogate is. Some transitions,
+    chosen at random, use true gradients, for tails that the surrogate does not know. A surrogate
+    whose gradient is wrong on held-out trajectories is declined: sampling continues as NUTS with
+    the adapted settings, `surrogate_used` is false, and a warning is logged. Without warm-up it is
+    NUTS with the initial settings, and warns.
 
-    Fields collected besides the draws: `diverging`, `accept_prob`, `num_true_gradients`, `num_true_energies`,
-    `num_surrogate_gradients`, `num_warmup_gradients`, `num_warmup_energies`, `surrogate_used` and `gradient_error`; see
-    `SurrogateState`. The first three counts start at the first draw, whose own cost they include; the last value of a
-    chain is what its sampling cost, and `num_warmup_gradients`, the same at every draw, is what its warm-up cost. There
-    is no `z_grad`: ``mcmcpost.from_numpyro`` computes true scores after sampling.
+    Fields collected besides the draws: `diverging`, `accept_prob`, `num_true_gradients`,
+    `num_true_energies`, `num_surrogate_gradients`, `num_warmup_gradients`, `num_warmup_energies`,
+    `surrogate_used` and `gradient_error`; see `SurrogateState`. The first three counts start at the
+    first draw, whose own cost they include; the last value of a chain is what its sampling cost,
+    and `num_warmup_gradients`, the same at every draw, is what its warm-up cost. There is no
+    `z_grad`: ``mcmcpost.from_numpyro`` computes true scores after sampling.
 
-    Vectorised chains share one surrogate, fitted to the warm-up of all, and the choice of which transitions use true
-    gradients. ``chain_method=jax.vmap`` is correct, but computes every kind of transition each time: use "vectorized".
-    Run in 64 bits. In several processes of ``jax.distributed`` each runs all chains.
+    Vectorised chains share one surrogate, fitted to the warm-up of all, and the choice of which
+    transitions use true gradients. ``chain_method=jax.vmap`` is correct, but computes every kind of
+    transition each time: use "vectorized". Run in 64 bits. In several processes of
+    ``jax.distributed`` each runs all chains.
 
     Parameters
     ----------
     model : a NumPyro program, or None with
-    potential_fn : minus the log density of unconstrained parameters, any pytree; then `init_params` are needed.
+    potential_fn : minus the log density of unconstrained parameters, any pytree; then `init_params`
+        are needed.
     surrogate : `SubspaceSurrogate` by default.
-    num_steps : largest number of leapfrog steps of a trajectory with true gradients. The number is uniform from 1 to
-        this, which halves the cost and lets no length resonate. Surrogate trajectories are as long as the longest.
-    refinement : number of surrogate steps in place of one true step, each shorter by this factor. They cost no true
-        gradient.
+    num_steps : largest number of leapfrog steps of a trajectory with true gradients. The number is
+        uniform from 1 to this, which halves the cost and lets no length resonate. Surrogate
+        trajectories are as long as the longest.
+    refinement : number of surrogate steps in place of one true step, each shorter by this factor.
+        They cost no true gradient.
     true_gradient_probability : probability of a transition with true gradients after warm-up.
-    delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own energy. With many,
-        chains can get stuck in tails where the surrogate's energy is too high; look at the tail effective sample size.
-    max_gradient_error : largest relative error on held-out trajectories for which the surrogate is used. In 20-D
-        logistic regression 0.16 gives 3.4 times the effective draws of NUTS per gradient, 0.22 still twice as many.
+    delayed_acceptance : surrogate moves per true energy, each accepted with the surrogate's own
+        energy. With many, chains can get stuck in tails where the surrogate's energy is too high;
+        look at the tail effective sample size.
+    max_gradient_error : largest relative error on held-out trajectories for which the surrogate is
+        used. In 20-D logistic regression 0.16 gives 3.4 times the effective draws of NUTS per
+        gradient, 0.22 still twice as many.
     history_size : number of points of warm-up that are kept per chain.
     step_size, target_accept_prob, dense_mass, init_strategy : as in NumPyro's HMC.
 
@@ -77,8 +86,9 @@ class SurrogateHMC:
     ------
     ValueError : settings that cannot run; both or neither of `model` and `potential_fn`.
 
-    Source: de Roos, Gessner and Hennig, High-Dimensional Gaussian Process Inference with Derivatives (ICML 2021),
-    section 5.3; Rasmussen, Gaussian Processes to Speed up Hybrid Monte Carlo (2003); docs/mathematics.md section 4.
+    Source: de Roos, Gessner and Hennig, High-Dimensional Gaussian Process Inference with
+    Derivatives (ICML 2021), section 5.3; Rasmussen, Gaussian Processes to Speed up Hybrid Monte
+    Carlo (2003); docs/mathematics.md section 4.
     """
 
     sample_field = "z"
@@ -116,13 +126,16 @@ class SurrogateHMC:
         from numpyro.infer import init_to_uniform
         from numpyro.infer.mcmc import MCMCKernel
 
-        MCMCKernel.register(type(self))  # a subclass to NumPyro, without which importing this module stays light
+        # a subclass to NumPyro, without which importing this module stays light
+        MCMCKernel.register(type(self))
         where = "SurrogateHMC"
         if (model is None) == (potential_fn is None):
             got = "neither" if model is None else "both"
             raise InputError(where, "either `model` or `potential_fn`", got, "Pass one of them.")
         check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
-        check_function(where, "potential_fn", potential_fn, 1, "Its argument is the parameters.", optional=True)
+        check_function(
+            where, "potential_fn", potential_fn, 1, "Its argument is the parameters.", optional=True
+        )
         cure = "Such as numpyro.infer.init_to_median."
         check_function(where, "init_strategy", init_strategy, None, cure, optional=True)
         check_number(where, "step_size", step_size, "Use 1.")
@@ -148,7 +161,8 @@ class SurrogateHMC:
         }
         self._potential_gen: Callable[..., Callable[[Any], Any]] | None = None
         self._postprocess: Callable[..., Callable[[Any], Any]] | None = None
-        self._sample_fn: Bound | None = None  # NumPyro initialises a kernel whose `_sample_fn` is None
+        # NumPyro initialises a kernel whose `_sample_fn` is None
+        self._sample_fn: Bound | None = None
 
     @property
     def model(self) -> Callable[..., Any] | None:
@@ -176,7 +190,9 @@ class SurrogateHMC:
         x = jax.vmap(lambda one: ravel_pytree(one)[0])(z)
         c, d = x.shape
         # NUTS on flat draws, whatever the pytree: the same layout as the surrogate's.
-        init_nuts, sample_nuts = hmc(potential_fn_gen=lambda *a, **k: self._target(z, a, k).energy, algo="NUTS")
+        init_nuts, sample_nuts = hmc(
+            potential_fn_gen=lambda *a, **k: self._target(z, a, k).energy, algo="NUTS"
+        )
 
         @jax.jit  # one program: eagerly NumPyro compiles dozens of small ones
         def initialise(x: Array, keys: Array) -> Any:
@@ -188,17 +204,26 @@ class SurrogateHMC:
 
         first = initialise(x, keys[:, 1])
         # The first third of warm-up may not be at the target yet: no room is kept for it.
-        slots = max(1, min(self.settings.history_size // self.settings.num_steps, num_warmup - num_warmup // 3))
+        slots = max(
+            1,
+            min(
+                self.settings.history_size // self.settings.num_steps, num_warmup - num_warmup // 3
+            ),
+        )
         fits = self._enough(num_warmup, c, slots, d)
         # `warmup_adapter` takes no step size: the start is in the first state.
-        adapter = warmup_adapter(num_warmup, **{k: v for k, v in self._adaptation.items() if k != "step_size"})
+        adapter = warmup_adapter(
+            num_warmup, **{k: v for k, v in self._adaptation.items() if k != "step_size"}
+        )
         self._sample_fn = Bound(sample_nuts, adapter[1], num_warmup, fits)
         history = empty_history(c, slots, self.settings.num_steps, d)
         # The first state has cost one energy and one gradient, counted as warm-up.
         zeros, ones = jnp.zeros(c, int), jnp.ones(c, int)
         # Zeros of the shapes of a fit: the state has one structure before and after warm-up, as
         # `scan` needs.
-        shapes = jax.eval_shape(lambda h: fit_history(self.settings.surrogate, h).surrogate, history)
+        shapes = jax.eval_shape(
+            lambda h: fit_history(self.settings.surrogate, h).surrogate, history
+        )
         state = SurrogateState(
             i=jnp.zeros((), int),
             z=z,
@@ -221,7 +246,9 @@ class SurrogateHMC:
         )
         return without_chains(state) if single else state
 
-    def sample(self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any) -> SurrogateState:
+    def sample(
+        self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any
+    ) -> SurrogateState:
         """Return the next state."""
         # NumPyro hands over one key for one chain and a batch for vectorised ones.
         single = _is_one_key(state.rng_key)
@@ -230,13 +257,17 @@ class SurrogateHMC:
         new = advance(self._program(batch.z, model_args, model_kwargs or {}), batch)
         return without_chains(new) if single else new
 
-    def postprocess_fn(self, model_args: tuple[Any, ...], model_kwargs: Any) -> Callable[[Any], Any]:
+    def postprocess_fn(
+        self, model_args: tuple[Any, ...], model_kwargs: Any
+    ) -> Callable[[Any], Any]:
         """Return the map from unconstrained to constrained sites."""
         if self._postprocess is None:
             return lambda z: z
         return self._postprocess(*model_args, **(model_kwargs or {}))
 
-    def get_constrain_fn(self, model_args: tuple[Any, ...], model_kwargs: Any) -> Callable[[Any], Any]:
+    def get_constrain_fn(
+        self, model_args: tuple[Any, ...], model_kwargs: Any
+    ) -> Callable[[Any], Any]:
         """Return the map from unconstrained to constrained sites."""
         return self.postprocess_fn(model_args, model_kwargs)
 
@@ -244,10 +275,16 @@ class SurrogateHMC:
         """Return one line for the progress bar."""
         gradients = "surrogate" if state.surrogate_used else "true"
         size = state.adapt_state.step_size
-        return f"{gradients} gradients, steps of size {size:.2e}. acc. prob={state.mean_accept_prob:.2f}"
+        return (
+            f"{gradients} gradients, steps of size {size:.2e}. acc. "
+            f"prob={state.mean_accept_prob:.2f}"
+        )
 
-    def refresh(self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any) -> SurrogateState:
-        """Recompute energy and gradient at ``state.z``, one of each per chain; the surrogate stays as it was."""
+    def refresh(
+        self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any
+    ) -> SurrogateState:
+        """Recompute energy and gradient at ``state.z``, one of each per chain; the surrogate stays
+        as it was."""
         assert self._sample_fn is not None, "`init` comes first"
         single = _is_one_key(state.rng_key)
         batch = with_chains(state) if single else state
@@ -266,7 +303,8 @@ class SurrogateHMC:
         """Return whether warm-up leaves enough to fit and to test a surrogate; warn if not."""
         needed = self.settings.surrogate.min_gradients(d)
         # Lengths are uniform from 1 to `num_steps`, half of it and a half on average.
-        training = c * (slots - slots // HELD_OUT) * (1 + self.settings.num_steps) // 2  # as long as on average
+        # as long as on average
+        training = c * (slots - slots // HELD_OUT) * (1 + self.settings.num_steps) // 2
         if num_warmup > 0 and slots >= HELD_OUT and training >= needed:
             return True
         size, steps = self.settings.history_size, self.settings.num_steps
@@ -274,19 +312,31 @@ class SurrogateHMC:
         cure = "Use a longer warm-up." if slots < size // steps else "Use a larger `history_size`."
         message = fault(
             "SurrogateHMC",
-            f"a warm-up with {needed} gradients for training and {HELD_OUT} trajectories, one of them held out",
+            f"a warm-up with {needed} gradients for training and {HELD_OUT} trajectories, one "
+            "of them held out",
             got,
             f"NUTS with true gradients is used instead. {cure}",
         )
         warn(message)
         return False
 
-    def _start(self, keys: Array, init_params: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Any:
+    def _start(
+        self,
+        keys: Array,
+        init_params: Any,
+        model_args: tuple[Any, ...],
+        model_kwargs: dict[str, Any],
+    ) -> Any:
         from numpyro.infer.util import initialize_model
 
         if self._model is None:
             if init_params is None:
-                raise InputError("SurrogateHMC", "`init_params` with `potential_fn`", "none", "Pass them to MCMC.run.")
+                raise InputError(
+                    "SurrogateHMC",
+                    "`init_params` with `potential_fn`",
+                    "none",
+                    "Pass them to MCMC.run.",
+                )
             potential = self._potential_fn
             assert potential is not None
             self._potential_gen = lambda *_, **__: potential
@@ -307,7 +357,9 @@ class SurrogateHMC:
         assert self._potential_gen is not None, "`init` comes first"
         return flat_target(self._potential_gen(*model_args, **model_kwargs), z)
 
-    def _program(self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Program:
+    def _program(
+        self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
+    ) -> Program:
         bound = self._sample_fn
         assert bound is not None, "`init` comes first"
         return Program(

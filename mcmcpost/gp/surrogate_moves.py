@@ -1,7 +1,8 @@
-"""Surrogate Hamiltonian Monte Carlo step by step: the moves of one chain, and one iteration of all chains.
+"""Surrogate Hamiltonian Monte Carlo step by step: the moves of one chain, and one iteration of all
+chains.
 
-A chain moves by leapfrog with true gradients, or with surrogate gradients and delayed acceptance. An iteration chooses
-the kind of transition, moves, adapts, records, and fits at the end of warm-up.
+A chain moves by leapfrog with true gradients, or with surrogate gradients and delayed acceptance.
+An iteration chooses the kind of transition, moves, adapts, records, and fits at the end of warm-up.
 """
 
 import logging
@@ -27,8 +28,8 @@ from mcmcpost.gp.surrogate import (
 )
 
 STEP_FACTORS = (0.2, 1.2)
-"""The step size of a trajectory is the adapted one times a factor uniform between these. No length resonates, and short
-steps leave tails in which long ones are rejected."""
+"""The step size of a trajectory is the adapted one times a factor uniform between these. No length
+resonates, and short steps leave tails in which long ones are rejected."""
 
 DIVERGENCE = 1000.0
 """Energy error from which a trajectory counts as divergent, as in NumPyro."""
@@ -42,7 +43,8 @@ class Target(NamedTuple):
 
 
 def flat_target(potential: Callable[[Any], Any], z: Any) -> Target:
-    """Return the potential on flat draws; z : a batch of draws, a pytree of which the structure counts."""
+    """Return the potential on flat draws; z : a batch of draws, a pytree of which the structure
+    counts."""
     # Of one chain: the batch's leading axis is dropped for the shapes.
     unravel = ravel_pytree(jax.tree.map(lambda leaf: jnp.zeros(leaf.shape[1:], leaf.dtype), z))[1]
 
@@ -61,7 +63,8 @@ class Point(NamedTuple):
 
 
 class Metric(NamedTuple):
-    """Adapted step size and mass: inverse mass matrix and square root of the mass matrix, (d,) or (d, d)."""
+    """Adapted step size and mass: inverse mass matrix and square root of the mass matrix, (d,) or
+    (d, d)."""
 
     step_size: Float[Array, ""]
     inverse_mass: Float[Array, "..."]
@@ -84,9 +87,11 @@ class Metric(NamedTuple):
 class Outcome(NamedTuple):
     """The result of a move and its cost.
 
-    path_accept_prob : mean acceptance probability over the points of the trajectory. The step size is adapted to it: it
-        is less noisy than that of the last point and leads to larger steps, those of NUTS.
-    true_energies : those that an acceptance depends on; that of a true trajectory came with its last gradient.
+    path_accept_prob : mean acceptance probability over the points of the trajectory. The step size
+        is adapted to it: it is less noisy than that of the last point and leads to larger steps,
+        those of NUTS.
+    true_energies : those that an acceptance depends on; that of a true trajectory came with its
+        last gradient.
     """
 
     accept_prob: Float[Array, ""]
@@ -98,7 +103,8 @@ class Outcome(NamedTuple):
 
 
 class Leapfrog(NamedTuple):
-    """The points of a trajectory (leading axis l) with potential and kinetic energies, infinite beyond its end."""
+    """The points of a trajectory (leading axis l) with potential and kinetic energies, infinite
+    beyond its end."""
 
     points: Float[Array, "l d"]
     gradients: Float[Array, "l d"]
@@ -120,7 +126,8 @@ def leapfrog(
     num_steps: int | Int[Array, ""],
     most: int,
 ) -> Leapfrog:
-    """Return the trajectory of (x, p), given the gradient at x; num_steps : at most `most`, the length l."""
+    """Return the trajectory of (x, p), given the gradient at x; num_steps : at most `most`, the
+    length l."""
 
     def step(i: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
         x, p, gradient, path = carry
@@ -135,7 +142,9 @@ def leapfrog(
 
     # Infinite beyond the end: `pooled` drops such points, and their acceptance probability is zero.
     none, far = jnp.zeros((most, len(x)), x.dtype), jnp.full(most, jnp.inf, x.dtype)
-    return jax.lax.fori_loop(0, num_steps, step, (x, p, gradient, Leapfrog(none, none, far, far)))[3]
+    return jax.lax.fori_loop(0, num_steps, step, (x, p, gradient, Leapfrog(none, none, far, far)))[
+        3
+    ]
 
 
 def accepts(key: Array, log_ratio: Float[Array, ""]) -> Bool[Array, ""]:
@@ -144,9 +153,15 @@ def accepts(key: Array, log_ratio: Float[Array, ""]) -> Bool[Array, ""]:
 
 
 def hamiltonian_move(
-    target: Target, point: Point, metric: Metric, key: Array, num_steps: int | Int[Array, ""], most: int
+    target: Target,
+    point: Point,
+    metric: Metric,
+    key: Array,
+    num_steps: int | Int[Array, ""],
+    most: int,
 ) -> tuple[Point, Outcome, Leapfrog]:
-    """Move by Hamiltonian Monte Carlo on the gradients of `target`, by `num_steps`, which are at most `most`."""
+    """Move by Hamiltonian Monte Carlo on the gradients of `target`, by `num_steps`, which are at
+    most `most`."""
     key_p, key_step, key_accept = jax.random.split(key, 3)
     p = metric.momentum(key_p, len(point.x))
     step_size = _jittered(key_step, metric.step_size)
@@ -171,9 +186,10 @@ def surrogate_move(
 ) -> tuple[Point, Outcome]:
     """Move along the surrogate's energy and accept with the true one.
 
-    One move: its leapfrog is reversible and keeps volume, so the ratio is that of the true Hamiltonian. Several, each
-    accepted with the surrogate's energy Ê: together they are reversible with respect to exp(−Ê), so the second stage
-    accepts with exp(E(x) − Ê(x) − E(y) + Ê(y)) (Christen and Fox, 2005).
+    One move: its leapfrog is reversible and keeps volume, so the ratio is that of the true
+    Hamiltonian. Several, each accepted with the surrogate's energy Ê: together they are reversible
+    with respect to exp(−Ê), so the second stage accepts with exp(E(x) − Ê(x) − E(y) + Ê(y))
+    (Christen and Fox, 2005).
     """
     key_moves, key_accept = jax.random.split(key)
     # No true gradient; one true energy; a surrogate gradient at the start and at each step.
@@ -183,7 +199,9 @@ def surrogate_move(
         p = metric.momentum(key_p, len(point.x))
         start = surrogate.evaluate(point.x)
         step_size = _jittered(key_step, metric.step_size)
-        path = leapfrog(surrogate.evaluate, metric, point.x, p, start.gradient, step_size, num_steps, num_steps)
+        path = leapfrog(
+            surrogate.evaluate, metric, point.x, p, start.gradient, step_size, num_steps, num_steps
+        )
         end = path.points[-1]
         energy = target.energy(end)
         # The potential of the surrogate does not enter: acceptance is with the true Hamiltonian.
@@ -195,7 +213,9 @@ def surrogate_move(
         def inner(inside: Point, key: Array) -> tuple[Point, None]:
             return hamiltonian_move(model, inside, metric, key, num_steps, num_steps)[0], None
 
-        stop = jax.lax.scan(inner, Point(point.x, *start), jax.random.split(key_moves, num_moves))[0]
+        stop = jax.lax.scan(inner, Point(point.x, *start), jax.random.split(key_moves, num_moves))[
+            0
+        ]
         energy, end = target.energy(stop.x), stop.x
         # E(y) − Ê(y) − E(x) + Ê(x): kinetic energies were settled in the inner moves.
         error = energy - stop.energy - point.energy + start.energy
@@ -248,24 +268,33 @@ def check_settings(settings: Settings) -> None:
     chance, error = settings.true_gradient_probability, settings.max_gradient_error
     check_number(where, "true_gradient_probability", chance, "Use 0.1.", inside="[0, 1]")
     check_number(where, "max_gradient_error", error, "Use 0.2.", inside="[0, inf]")
-    check_kind(where, "surrogate", settings.surrogate, AbstractSurrogate, "Such as SubspaceSurrogate().")
+    check_kind(
+        where, "surrogate", settings.surrogate, AbstractSurrogate, "Such as SubspaceSurrogate()."
+    )
 
 
 class SurrogateState(NamedTuple):
-    """The state that `MCMC` carries. Every field but `i` and `surrogate` has an axis of chains if vectorised.
+    """The state that `MCMC` carries. Every field but `i` and `surrogate` has an axis of chains if
+    vectorised.
 
     i : iterations done. z : unconstrained sample sites. potential_energy : true, at z.
-    true_gradient : flat, of the potential at z where it was evaluated, else NaN; never the surrogate's.
-    accept_prob, diverging : of the last transition. mean_accept_prob : of the transitions of this phase.
-    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain since the start of sampling, zero
-        during warm-up. They go on in a later ``MCMC.run`` from the same warm-up. Only energies that an acceptance
-        depends on are counted.
-    num_warmup_gradients, num_warmup_energies : true ones of this chain during warm-up, with those of the first state.
-        They no longer change once sampling has started; a total is the sum of both counts.
-    surrogate_used : whether the surrogate passed the test on held-out trajectories; false during warm-up.
+    true_gradient : flat, of the potential at z where it was evaluated, else NaN; never the
+        surrogate's.
+    accept_prob, diverging : of the last transition. mean_accept_prob : of the transitions of this
+        phase.
+    num_true_gradients, num_true_energies, num_surrogate_gradients : of this chain since the start
+    of sampling, zero
+        during warm-up. They go on in a later ``MCMC.run`` from the same warm-up. Only energies that
+        an acceptance depends on are counted.
+    num_warmup_gradients, num_warmup_energies : true ones of this chain during warm-up, with those
+        of the first state. They no longer change once sampling has started; a total is the sum of
+        both counts.
+    surrogate_used : whether the surrogate passed the test on held-out trajectories; false during
+        warm-up.
     gradient_error : of the surrogate on held-out trajectories, relative; NaN before it was fitted.
     adapt_state : NumPyro's `HMCAdaptState`. rng_key : of the next transition.
-    history : the latest trajectories of warm-up. surrogate : frozen once warm-up ends, one for all vectorised chains.
+    history : the latest trajectories of warm-up. surrogate : frozen once warm-up ends, one for all
+        vectorised chains.
     """
 
     i: Any
@@ -289,8 +318,12 @@ class SurrogateState(NamedTuple):
 
     @property
     def z_grad(self) -> Any:
-        """Refuse: what NumPyro calls `z_grad` is the true gradient at every draw, which was not evaluated."""
-        cure = "Call mcmcpost.from_numpyro(mcmc), or attach_scores on a stored trace: they compute true scores."
+        """Refuse: what NumPyro calls `z_grad` is the true gradient at every draw, which was not
+        evaluated."""
+        cure = (
+            "Call mcmcpost.from_numpyro(mcmc), or attach_scores on a stored trace: they compute "
+            "true scores."
+        )
         raise InputError("SurrogateHMC", "no `z_grad` among the extra fields", "one", cure)
 
 
@@ -318,7 +351,8 @@ logger = logging.getLogger("mcmcpost")
 class Program(NamedTuple):
     """The parts of an iteration.
 
-    nuts : NumPyro's NUTS of one chain, state ↦ state. adapt : its adaptation of one chain. target : on flat draws.
+    nuts : NumPyro's NUTS of one chain, state ↦ state. adapt : its adaptation of one chain. target :
+        on flat draws.
     num_warmup : iterations of warm-up. fits : whether a surrogate is fitted at their end.
     """
 
@@ -349,13 +383,17 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
     keys = jax.vmap(lambda key: jax.random.split(key, 3))(state.rng_key)
     warm = state.i < program.num_warmup
     point, outcome, path = _transition(program, state, keys, warm)
-    adapt = jax.lax.cond(warm, lambda: _adapted(program, state, point, outcome), lambda: state.adapt_state)
+    adapt = jax.lax.cond(
+        warm, lambda: _adapted(program, state, point, outcome), lambda: state.adapt_state
+    )
     history = record(state.history, path, state.i, warm)
     most = program.settings.max_gradient_error
     fit = Fit(state.surrogate, state.gradient_error[0])
     if program.fits:
         last = state.i == program.num_warmup - 1
-        fit = jax.lax.cond(last, lambda: fit_history(program.settings.surrogate, history), lambda: fit)
+        fit = jax.lax.cond(
+            last, lambda: fit_history(program.settings.surrogate, history), lambda: fit
+        )
         # A callback, because inside `scan` the host cannot branch on the error.
         jax.debug.callback(_report, last, fit.error, most)
     error = jnp.broadcast_to(fit.error, state.gradient_error.shape)
@@ -368,11 +406,13 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
         potential_energy=point.energy,
         true_gradient=point.gradient,
         accept_prob=outcome.accept_prob,
-        mean_accept_prob=state.mean_accept_prob + (outcome.accept_prob - state.mean_accept_prob) / count,
+        mean_accept_prob=state.mean_accept_prob
+        + (outcome.accept_prob - state.mean_accept_prob) / count,
         diverging=outcome.diverging,
         num_surrogate_gradients=state.num_surrogate_gradients + outcome.surrogate_gradients,
         **true_counts(state, outcome.true_gradients, outcome.true_energies, warm),
-        surrogate_used=(error <= most).astype(bool),  # never weakly typed: a progress bar would compile twice
+        # never weakly typed: a progress bar would compile twice
+        surrogate_used=(error <= most).astype(bool),
         gradient_error=error,
         adapt_state=adapt,
         rng_key=keys[:, 0],
@@ -382,7 +422,8 @@ def advance(program: Program, state: SurrogateState) -> SurrogateState:
 
 
 def true_counts(state: SurrogateState, gradients: Any, energies: Any, warm: Any) -> dict[str, Any]:
-    """Return the counts of the state with new true gradients and energies, as those of warm-up where `warm`."""
+    """Return the counts of the state with new true gradients and energies, as those of warm-up
+    where `warm`."""
     return {
         "num_true_gradients": state.num_true_gradients + jnp.where(warm, 0, gradients),
         "num_true_energies": state.num_true_energies + jnp.where(warm, 0, energies),
@@ -394,9 +435,12 @@ def true_counts(state: SurrogateState, gradients: Any, energies: Any, warm: Any)
 def _transition(
     program: Program, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
 ) -> tuple[Point, Outcome, Trajectory]:
-    """Move all chains in the same way and equally far, so that only one kind of transition is computed."""
+    """Move all chains in the same way and equally far, so that only one kind of transition is
+    computed."""
     settings, target, adapted = program.settings, program.target, state.adapt_state
-    point = Point(jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient)
+    point = Point(
+        jax.vmap(lambda z: ravel_pytree(z)[0])(state.z), state.potential_energy, state.true_gradient
+    )
     metric = Metric(adapted.step_size, adapted.inverse_mass_matrix, adapted.mass_matrix_sqrt)
     # Smaller steps on the surrogate cost no true gradient and leave less of its own Hamiltonian
     # error.
@@ -416,29 +460,44 @@ def _transition(
     def truly() -> Moved:
         most = settings.num_steps
         num_steps = jax.random.randint(key_length, (), 1, most + 1)
-        move: Callable[..., Any] = jax.vmap(lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most))
+        move: Callable[..., Any] = jax.vmap(
+            lambda p, m, k: hamiltonian_move(target, p, m, k, num_steps, most)
+        )
         moved, outcome, path = move(known, metric, keys[:, 1])
-        return moved, _charge(outcome, extra), Trajectory(path.points, path.gradients, path.energies)
+        return (
+            moved,
+            _charge(outcome, extra),
+            Trajectory(path.points, path.gradients, path.energies),
+        )
 
     def by_nuts() -> Moved:
-        moved, outcome = jax.vmap(lambda p, a, k: _nuts_move(program, p, a, k))(known, adapted, keys[:, 1])
+        moved, outcome = jax.vmap(lambda p, a, k: _nuts_move(program, p, a, k))(
+            known, adapted, keys[:, 1]
+        )
         return moved, _charge(outcome, extra), nothing
 
     def surrogately() -> Moved:
         move: Callable[..., Any] = jax.vmap(
-            lambda p, m, k: surrogate_move(target, state.surrogate, p, m, k, steps, settings.delayed_acceptance)
+            lambda p, m, k: surrogate_move(
+                target, state.surrogate, p, m, k, steps, settings.delayed_acceptance
+            )
         )
         return *move(point, finer, keys[:, 1]), nothing
 
     return jax.lax.switch(kind, (truly, by_nuts, surrogately))
 
 
-def _with_gradient(target: Target, point: Point, wanted: Bool[Array, ""]) -> tuple[Point, Int[Array, " c"]]:
-    """Return the points with their true gradients where `wanted`, and how many each chain had to evaluate."""
+def _with_gradient(
+    target: Target, point: Point, wanted: Bool[Array, ""]
+) -> tuple[Point, Int[Array, " c"]]:
+    """Return the points with their true gradients where `wanted`, and how many each chain had to
+    evaluate."""
     # After a surrogate move the true gradient is NaN: it is evaluated only where a true one
     # follows.
     unknown = wanted & ~jnp.isfinite(point.gradient).all(1)
-    gradient = jax.lax.cond(unknown.any(), lambda: jax.vmap(target.evaluate)(point.x).gradient, lambda: point.gradient)
+    gradient = jax.lax.cond(
+        unknown.any(), lambda: jax.vmap(target.evaluate)(point.x).gradient, lambda: point.gradient
+    )
     return point._replace(gradient=gradient), unknown.astype(int)
 
 
@@ -450,7 +509,8 @@ def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tupl
     from numpyro.infer.hmc import HMCState
 
     none, zero = jnp.zeros((), int), jnp.zeros_like(point.energy)
-    if program.num_warmup > 0:  # its steps do not vary: it takes the mean of those that were adapted
+    # its steps do not vary: it takes the mean of those that were adapted
+    if program.num_warmup > 0:
         adapted = adapted._replace(step_size=adapted.step_size * sum(STEP_FACTORS) / 2)
     # At the end of warm-up, so that NumPyro's kernel adapts nothing.
     start = HMCState(
@@ -469,7 +529,9 @@ def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tupl
         rng_key=key,
     )
     new = program.nuts(start)
-    outcome = Outcome(new.accept_prob, new.accept_prob, new.diverging, new.num_steps, new.num_steps, none)
+    outcome = Outcome(
+        new.accept_prob, new.accept_prob, new.diverging, new.num_steps, new.num_steps, none
+    )
     return Point(new.z, new.potential_energy, new.z_grad), outcome
 
 
@@ -485,8 +547,9 @@ def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Out
 def _report(last: Any, error: Any, most: Any) -> None:
     if last and not error <= most:
         logger.warning(
-            "SurrogateHMC: the surrogate's gradient has a relative error of %.3g on held-out trajectories, above "
-            "max_gradient_error=%.3g. It is declined: sampling continues as NUTS with true gradients.",
+            "SurrogateHMC: the surrogate's gradient has a relative error of %.3g on held-out "
+            "trajectories, above max_gradient_error=%.3g. It is declined: sampling continues "
+            "as NUTS with true gradients.",
             error,
             most,
         )

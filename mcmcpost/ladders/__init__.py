@@ -1,4 +1,5 @@
-"""Ladders of power posteriors: how they are sampled, from models, functions and other programs' traces."""
+"""Ladders of power posteriors: how they are sampled, from models, functions and other programs'
+traces."""
 
 from mcmcpost.ladders.lanes import Evaluation, HamiltonianKernel, evaluate_at
 from mcmcpost.ladders.power_posteriors import (

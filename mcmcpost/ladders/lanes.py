@@ -1,7 +1,7 @@
 """The compiled program that moves all chains of all rungs (lanes), and where they start.
 
-It runs NumPyro's kernels, adaptation and replica exchange. Starts and first mass matrices are prior draws resampled by
-their tempered likelihood.
+It runs NumPyro's kernels, adaptation and replica exchange. Starts and first mass matrices are prior
+draws resampled by their tempered likelihood.
 """
 
 from collections.abc import Callable
@@ -20,18 +20,21 @@ from mcmcpost.evidence import TemperedTarget
 from mcmcpost.scores import value_and_score
 
 JITTER = 0.2
-"""Half-width of the uniform relative jitter of HMC's step size; without it a fixed length may resonate."""
+"""Half-width of the uniform relative jitter of HMC's step size; without it a fixed length may
+resonate."""
 
 
 class HamiltonianKernel(NamedTuple):
-    """The Markov kernel of every rung: NUTS, or HMC of fixed length, with step size and mass matrix adapted per chain.
+    """The Markov kernel of every rung: NUTS, or HMC of fixed length, with step size and mass matrix
+    adapted per chain.
 
-    num_steps : leapfrog steps of HMC; None for NUTS. All chains of all rungs step together, so that each waits for the
-        longest trajectory: HMC wastes nothing, NUTS adapts the length.
+    num_steps : leapfrog steps of HMC; None for NUTS. All chains of all rungs step together, so that
+        each waits for the longest trajectory: HMC wastes nothing, NUTS adapts the length.
     max_tree_depth : of NUTS, in warm-up and in sampling. One deep tree keeps all chains waiting.
     target_accept : acceptance probability that the step size is adapted to.
     dense_mass : adapt a dense mass matrix; otherwise a diagonal one.
-    forward_mode : differentiate in forward mode, which suits ODE solves with one to three parameters.
+    forward_mode : differentiate in forward mode, which suits ODE solves with one to three
+        parameters.
     """
 
     num_steps: int | None = None
@@ -45,7 +48,8 @@ class KernelFunctions(NamedTuple):
     """The kernel, vectorised over lanes: the chains of all rungs.
 
     init : (keys, starts, temperatures, inverse_mass) → state.
-    step : (state, temperatures, jitter) → state; the jitter is uniform in (−1, 1) and independent of the state's key.
+    step : (state, temperatures, jitter) → state; the jitter is uniform in (−1, 1) and independent
+        of the state's key.
     """
 
     init: Callable[[Array, Array, Array, Array], Any]
@@ -66,10 +70,12 @@ def check_kernel(where: str, kernel: HamiltonianKernel) -> None:
 
 
 def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[Array, ""]:
-    """Return −log p(x) − tℓ(x), infinite where either is not finite, and above `HUGE`, less in float32.
+    """Return −log p(x) − tℓ(x), infinite where either is not finite, and above `HUGE`, less in
+    float32.
 
-    The gradient of a larger one gives a momentum whose kinetic energy overflows. With a dense mass matrix that may be
-    to −∞: then the trajectory ends where the density is zero to rounding, and the chain stays there.
+    The gradient of a larger one gives a momentum whose kinetic energy overflows. With a dense mass
+    matrix that may be to −∞: then the trajectory ends where the density is zero to rounding, and
+    the chain stays there.
     """
     value = target.log_prior(draw) + temperature * target.log_likelihood(draw)
     # A kinetic energy is a square of products of two: in float32 the bound is 4e9.
@@ -77,8 +83,11 @@ def potential(target: TemperedTarget, draw: Array, temperature: Array) -> Float[
     return jnp.where(jnp.isfinite(value) & (value > -most), -value, jnp.inf)
 
 
-def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: int) -> KernelFunctions:
-    """Return the vectorised kernel; all lanes share the iteration, so that adaptation stops for all at once."""
+def make_kernel(
+    target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: int
+) -> KernelFunctions:
+    """Return the vectorised kernel; all lanes share the iteration, so that adaptation stops for all
+    at once."""
     from numpyro.infer.hmc import HMCState, hmc
     from numpyro.infer.hmc_util import HMCAdaptState
 
@@ -117,7 +126,8 @@ def make_kernel(target: TemperedTarget, kernel: HamiltonianKernel, num_warmup: i
         kept = jnp.where(state.i < num_warmup, new.adapt_state.step_size, adapted.step_size)
         return new._replace(adapt_state=new.adapt_state._replace(step_size=kept))
 
-    # The iteration is one number for all lanes: conditions on it stay conditions, instead of computing both sides.
+    # The iteration is one number for all lanes: conditions on it stay conditions, instead of
+    # computing both sides.
     adaptation = HMCAdaptState(**dict.fromkeys(HMCAdaptState._fields, 0) | {"window_idx": None})
     axes = HMCState(**dict.fromkeys(HMCState._fields, 0) | {"i": None, "adapt_state": adaptation})
     return KernelFunctions(
@@ -139,12 +149,17 @@ class Swap(NamedTuple):
 
 
 def propose_swaps(
-    key: Array, parity: Int[Array, ""], temperatures: Float[Array, " t"], log_likelihood: Float[Array, "t c"]
+    key: Array,
+    parity: Int[Array, ""],
+    temperatures: Float[Array, " t"],
+    log_likelihood: Float[Array, "t c"],
 ) -> Swap:
-    """Swap the states of rungs i and i+1 with probability min(1, exp((tᵢ − tᵢ₊₁)(ℓᵢ₊₁ − ℓᵢ))), for i of one parity.
+    """Swap the states of rungs i and i+1 with probability min(1, exp((tᵢ − tᵢ₊₁)(ℓᵢ₊₁ − ℓᵢ))), for
+    i of one parity.
 
-    Pairs of one parity are disjoint, so each swap alone leaves the product of the power posteriors invariant;
-    alternating the parity moves states along the ladder. A state without a finite ℓ never moves to a colder rung.
+    Pairs of one parity are disjoint, so each swap alone leaves the product of the power posteriors
+    invariant; alternating the parity moves states along the ladder. A state without a finite ℓ
+    never moves to a colder rung.
     """
     t, c = log_likelihood.shape
     lower = jnp.arange(t - 1)
@@ -184,7 +199,9 @@ def evaluate(target: TemperedTarget, draw: Array, forward_mode: bool) -> Evaluat
     return Evaluation(likelihood.value, prior.value, likelihood.score, prior.score)
 
 
-def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool = False) -> Evaluation:
+def evaluate_at(
+    target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool = False
+) -> Evaluation:
     """Evaluate both terms of the target at draws (..., d), in 64 bits and over all devices."""
     lead, d = draws.shape[:-1], draws.shape[-1]
     flat = np.asarray(draws, np.float64).reshape(-1, d)
@@ -194,7 +211,8 @@ def evaluate_at(target: TemperedTarget, draws: np.ndarray, *, forward_mode: bool
 
 @lru_cache(maxsize=4)
 def _evaluation(target: TemperedTarget, forward_mode: bool) -> Callable[[Array], Evaluation]:
-    """Return `evaluate` of one target; the same function for the same target, so that it is compiled once."""
+    """Return `evaluate` of one target; the same function for the same target, so that it is
+    compiled once."""
     return partial(evaluate, target, forward_mode=forward_mode)
 
 
@@ -217,7 +235,8 @@ class Record(NamedTuple):
 class Plan(NamedTuple):
     """The sizes that the program is compiled for.
 
-    rungs, chains : of all lanes. A process computes some of them, its last ones repeated where its devices need more.
+    rungs, chains : of all lanes. A process computes some of them, its last ones repeated where its
+        devices need more.
     num_warmup : iterations whose records are not kept.
     exchange : iterations between rounds of exchange, or None.
     capacity : iterations of one call at most.
@@ -238,7 +257,8 @@ class Position(NamedTuple):
 
 
 class Exchanged(NamedTuple):
-    """A round of exchange: what changes in the state of this process's lanes, their record, (pairs, c) decisions."""
+    """A round of exchange: what changes in the state of this process's lanes, their record, (pairs,
+    c) decisions."""
 
     moved: dict[str, Array]
     record: Record
@@ -250,10 +270,11 @@ class Program(NamedTuple):
     """Compiled functions of the lanes of one process; `lane` (l,) are their indices among all.
 
     init : of `KernelFunctions`.
-    advance : (state, lane, temperatures, key, first, count) → state, position and `capacity` records. The number of
-        iterations is an argument, so that every call shares one compilation.
-    exchange : (state, lane, temperatures, levels, key, iteration, positions, partner) → `Exchanged`. `levels` (t,) are
-        the temperatures of the rungs, `positions` of all lanes, `partner` that of the prior rung (c, ...), or None.
+    advance : (state, lane, temperatures, key, first, count) → state, position and `capacity`
+        records. The number of iterations is an argument, so that every call shares one compilation.
+    exchange : (state, lane, temperatures, levels, key, iteration, positions, partner) →
+        `Exchanged`. `levels` (t,) are the temperatures of the rungs, `positions` of all lanes,
+        `partner` that of the prior rung (c, ...), or None.
     """
 
     init: Callable[..., Any]
@@ -274,7 +295,9 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
             # Keys follow the iteration and jitters are drawn for all lanes: neither chunks,
             # checkpoints nor the number of processes change a draw.
             jitter_key = jax.random.split(jax.random.fold_in(key, iteration))[1]
-            jitter = jax.random.uniform(jitter_key, (plan.rungs * plan.chains,), temperatures.dtype, -1.0, 1.0)
+            jitter = jax.random.uniform(
+                jitter_key, (plan.rungs * plan.chains,), temperatures.dtype, -1.0, 1.0
+            )
             moved = functions.step(carry[0], temperatures, jitter[lane])
             # Two more gradients a draw: in warm-up they are needed only where states are about to
             # be exchanged.
@@ -282,12 +305,16 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
             if plan.exchange is not None:
                 wanted |= iteration % plan.exchange == 0
             position = Position(moved.z, _evaluate_if(wanted, target, kernel, moved.z))
-            records = jax.tree.map(lambda store, value: store.at[j].set(value), carry[2], _record(moved, position))
+            records = jax.tree.map(
+                lambda store, value: store.at[j].set(value), carry[2], _record(moved, position)
+            )
             return moved, position, records
 
         empty = Position(state.z, _evaluate_if(jnp.zeros((), bool), target, kernel, state.z))
         # Stores of fixed capacity: `count` is traced, and every call shares one compilation.
-        stores = jax.tree.map(lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), _record(state, empty))
+        stores = jax.tree.map(
+            lambda leaf: jnp.zeros((plan.capacity, *leaf.shape), leaf.dtype), _record(state, empty)
+        )
         return jax.lax.fori_loop(0, count, body, (state, empty, stores))
 
     def exchange(
@@ -307,13 +334,16 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
         moved, accepted, proposed = _swap(plan, swap_key, parity, levels, positions, partner)
         # `moved` is of all lanes, the state of those of this process.
         own = jax.tree.map(lambda row: row[lane], moved)
-        return Exchanged(_at_position(state, temperatures, own), _record(state, own), accepted, proposed)
+        return Exchanged(
+            _at_position(state, temperatures, own), _record(state, own), accepted, proposed
+        )
 
     return Program(jax.jit(functions.init), jax.jit(advance), jax.jit(exchange))
 
 
 def forget_programs() -> None:
-    """Drop the compiled functions that are kept, and with them JAX's memory of the arrays that they read."""
+    """Drop the compiled functions that are kept, and with them JAX's memory of the arrays that they
+    read."""
     make_program.cache_clear()
     _evaluation.cache_clear()
 
@@ -331,7 +361,9 @@ def _record(state: Any, position: Position) -> Record:
     )
 
 
-def _evaluate_if(wanted: Array, target: TemperedTarget, kernel: HamiltonianKernel, draws: Array) -> Evaluation:
+def _evaluate_if(
+    wanted: Array, target: TemperedTarget, kernel: HamiltonianKernel, draws: Array
+) -> Evaluation:
     def at(draw: Array) -> Evaluation:
         return evaluate(target, draw, kernel.forward_mode)
 
@@ -341,9 +373,15 @@ def _evaluate_if(wanted: Array, target: TemperedTarget, kernel: HamiltonianKerne
 
 
 def _swap(
-    plan: Plan, key: jax.Array, parity: Array, levels: Array, moved: Position, partner: Position | None
+    plan: Plan,
+    key: jax.Array,
+    parity: Array,
+    levels: Array,
+    moved: Position,
+    partner: Position | None,
 ) -> tuple[Position, Array, Array]:
-    """Swap lanes between rungs. A state that moves to the prior rung is dropped: the next draw there is independent."""
+    """Swap lanes between rungs. A state that moves to the prior rung is dropped: the next draw
+    there is independent."""
 
     def by_rung(lane: Array, prior: Array | None) -> Array:
         rows = lane.reshape(plan.rungs, plan.chains, *lane.shape[1:])
@@ -358,13 +396,16 @@ def _swap(
 
     def exchanged(row: Array, lane: Array) -> Array:
         index = swap.source.reshape(*swap.source.shape, *[1] * (row.ndim - 2))
-        return jnp.take_along_axis(row, index, axis=0)[int(partner is not None) :].reshape(lane.shape)
+        return jnp.take_along_axis(row, index, axis=0)[int(partner is not None) :].reshape(
+            lane.shape
+        )
 
     return jax.tree.map(exchanged, rows, moved), swap.accepted, swap.proposed
 
 
 def _at_position(state: Any, temperatures: Array, position: Position) -> dict[str, Array]:
-    """Return the exchanged draws and the potential and gradient of their new rung, by the names of the kernel."""
+    """Return the exchanged draws and the potential and gradient of their new rung, by the names of
+    the kernel."""
     draws, values = position
     # Both terms are stored apart, so that a state needs no new gradient at its new rung. With the
     # old energy left in place the next acceptance would be wrong.
@@ -415,32 +456,46 @@ def prior_pool(
     likelihood = np.asarray(values.log_likelihood)
     if not np.isfinite(values.log_prior).any():
         raise InputError(
-            where, "a prior whose log density is finite at its draws", "none", "Check log_prior, sample_prior."
+            where,
+            "a prior whose log density is finite at its draws",
+            "none",
+            "Check log_prior, sample_prior.",
         )
     if init is not None:
         # A half-Cauchy prior overflows now and then; one infinite draw would make the spread NaN.
-        spread = SPREAD * np.nan_to_num(np.nanstd(np.where(np.isfinite(draws), draws, np.nan), axis=0))
+        spread = SPREAD * np.nan_to_num(
+            np.nanstd(np.where(np.isfinite(draws), draws, np.nan), axis=0)
+        )
         near = init + spread * _generator(key).normal(size=(copies, len(init)))
         near[0] = init
         draws = np.concatenate([draws, near])
         extra = evaluate_at(target, near)
         if not np.isfinite(extra.log_likelihood + extra.log_prior)[0]:
             raise InputError(
-                where, "`init` where prior and likelihood are finite", init.tolist(), "Start nearer the mode."
+                where,
+                "`init` where prior and likelihood are finite",
+                init.tolist(),
+                "Start nearer the mode.",
             )
         likelihood = np.concatenate([likelihood, np.asarray(extra.log_likelihood)])
     if not np.isfinite(likelihood).any():
         raise InputError(
-            where, "a finite likelihood at some prior draw", "none", "Pass `init` near the posterior mode."
+            where,
+            "a finite likelihood at some prior draw",
+            "none",
+            "Pass `init` near the posterior mode.",
         )
     return Pool(draws, likelihood, np.zeros(len(draws)))
 
 
-def choose_starts(pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains: int, key: jax.Array) -> Starts:
-    """Resample candidates with weights exp((t − t₀)ℓ), each at most once per rung, and estimate covariances alike.
+def choose_starts(
+    pool: Pool, temperatures: Float[np.ndarray, " t"], num_chains: int, key: jax.Array
+) -> Starts:
+    """Resample candidates with weights exp((t − t₀)ℓ), each at most once per rung, and estimate
+    covariances alike.
 
-    On a cold rung few candidates have weight, too few for a covariance. It gets that of the coldest rung whose weights
-    have a large enough effective size.
+    On a cold rung few candidates have weight, too few for a covariance. It gets that of the coldest
+    rung whose weights have a large enough effective size.
     """
     usable = np.isfinite(pool.log_likelihood) & np.isfinite(pool.draws).all(axis=1)
     draws, likelihood, level = (array[usable] for array in pool)

@@ -1,6 +1,8 @@
-"""Draws of every power posterior of a ladder: the run, more rungs for a finished one, and checkpoints.
+"""Draws of every power posterior of a ladder: the run, more rungs for a finished one, and
+checkpoints.
 
-A checkpoint is the state of the sampler and the draws so far in a file, from which an interrupted run continues.
+A checkpoint is the state of the sampler and the draws so far in a file, from which an interrupted
+run continues.
 """
 
 import hashlib
@@ -51,11 +53,13 @@ from mcmcpost.ladders.lanes import (
 )
 
 DIGEST = hashlib.sha256().digest_size
-"""Bytes of the digest that a file begins with: one that is cut off, or changed, is known before it is read."""
+"""Bytes of the digest that a file begins with: one that is cut off, or changed, is known before it
+is read."""
 
 
 class Checkpoint(NamedTuple):
-    """What was stored: iterations done, leaves of the state of all lanes, and their records by name."""
+    """What was stored: iterations done, leaves of the state of all lanes, and their records by
+    name."""
 
     step: int
     state: list[np.ndarray]
@@ -63,7 +67,11 @@ class Checkpoint(NamedTuple):
 
 
 def save_checkpoint(
-    path: Path, step: int, state: list[np.ndarray], records: dict[str, np.ndarray], settings: dict[str, Any]
+    path: Path,
+    step: int,
+    state: list[np.ndarray],
+    records: dict[str, np.ndarray],
+    settings: dict[str, Any],
 ) -> None:
     """Write the state after `step` iterations; a crash leaves the previous file intact."""
     # Leaves by number: the classes of NumPyro's states change between versions, which the settings
@@ -104,9 +112,18 @@ def load_checkpoint(path: Path, settings: dict[str, Any]) -> Checkpoint | None:
     if wrong:
         got = ", ".join(f"{name}={_short(stored.get(name))}" for name in wrong)
         wanted = ", ".join(f"{name}={_short(settings[name])}" for name in wrong)
-        raise InputError("checkpoint", f"the run that {path} belongs to", f"{wanted}; there {got}", "Use another file.")
+        raise InputError(
+            "checkpoint",
+            f"the run that {path} belongs to",
+            f"{wanted}; there {got}",
+            "Use another file.",
+        )
     state = [arrays[f"state_{i}"] for i in range(sum(name.startswith("state_") for name in arrays))]
-    records = {name.removeprefix("record_"): array for name, array in arrays.items() if name.startswith("record_")}
+    records = {
+        name.removeprefix("record_"): array
+        for name, array in arrays.items()
+        if name.startswith("record_")
+    }
     return Checkpoint(int(arrays["step"]), state, records)
 
 
@@ -119,7 +136,9 @@ def checkpoint_path(where: str, checkpoint: str | os.PathLike[str] | None) -> Pa
     # Other processes may be on machines without that folder; only the first one reads and writes
     # it.
     if is_first_process() and (not path.parent.is_dir() or path.is_dir()):
-        raise InputError(where, "`checkpoint` to be a file in an existing folder", str(path), "Create it first.")
+        raise InputError(
+            where, "`checkpoint` to be a file in an existing folder", str(path), "Create it first."
+        )
     return path
 
 
@@ -127,7 +146,9 @@ def _same(one: Any, other: Any) -> bool:
     if isinstance(one, list) and isinstance(other, list) and one and isinstance(one[0], float):
         # Another machine or number of devices rounds the log likelihoods differently; another model
         # differs by far more.
-        return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True))
+        return len(one) == len(other) and bool(
+            np.allclose(one, other, rtol=1e-6, atol=0, equal_nan=True)
+        )
     return bool(one == other)
 
 
@@ -140,7 +161,8 @@ POOL = 256
 """Least number of prior draws from which the starts are chosen."""
 
 CHUNKS = 50
-"""Parts of one run: how often the progress bar moves, processes meet and the checkpoint is written."""
+"""Parts of one run: how often the progress bar moves, processes meet and the checkpoint is
+written."""
 
 
 class SampledLadder(NamedTuple):
@@ -189,33 +211,35 @@ def sample_ladder(
 ) -> SampledLadder:
     """Sample every power posterior p(x|y, t) ∝ p(y|x)ᵗ p(x) of a ladder in one program.
 
-    Rungs × chains are the lanes of one vectorised kernel over the devices of all processes; each adapts its own step
-    size and mass matrix. The prior rung is drawn iid. Work is in float64, unless JAX knows the arrays that the target
-    reads in float32 alone, see `in_either_precision`.
+    Rungs × chains are the lanes of one vectorised kernel over the devices of all processes; each
+    adapts its own step size and mass matrix. The prior rung is drawn iid. Work is in float64,
+    unless JAX knows the arrays that the target reads in float32 alone, see `in_either_precision`.
 
     Parameters
     ----------
     target : prior and likelihood on the unconstrained space, written in JAX.
     temperatures : inverse temperatures, increasing from 0 to 1.
     key : split once, for prior draws, starts, chains and swaps.
-    num_warmup, num_samples, num_chains : iterations to adapt in and to keep, per chain and rung, and chains per rung.
+    num_warmup, num_samples, num_chains : iterations to adapt in and to keep, per chain and rung,
+        and chains per rung.
     kernel : NUTS by default.
-    init : (d,) a start for the cold rungs, such as the posterior mode; the others start from prior draws resampled by
-        their tempered likelihood, and so do all without it.
-    exchange : iterations between swaps of neighbouring rungs (population MCMC); None for independent rungs.
+    init : (d,) a start for the cold rungs, such as the posterior mode; the others start from prior
+        draws resampled by their tempered likelihood, and so do all without it.
+    exchange : iterations between swaps of neighbouring rungs (population MCMC); None for
+        independent rungs.
     progress : show a progress bar, on a terminal only.
-    checkpoint : a file, written as the run goes on and read where it exists: a resumed run gives the draws of an
-        uninterrupted one.
+    checkpoint : a file, written as the run goes on and read where it exists: a resumed run gives
+        the draws of an uninterrupted one.
 
     Returns
     -------
-    SampledLadder : the ladder and the sampler's statistics. Chains that diverge or do not move raise nothing: the
-        statistics show them.
+    SampledLadder : the ladder and the sampler's statistics. Chains that diverge or do not move
+        raise nothing: the statistics show them.
 
     Raises
     ------
-    ValueError : a bad ladder or setting, a prior that is nowhere finite, no start of finite likelihood, or a
-        checkpoint of another run.
+    ValueError : a bad ladder or setting, a prior that is nowhere finite, no start of finite
+        likelihood, or a checkpoint of another run.
     """
     where = "sample_ladder"
     levels = check_temperatures(where, temperatures)
@@ -248,7 +272,8 @@ def sample_rungs(
     progress: bool = False,
     checkpoint: str | os.PathLike[str] | None = None,
 ) -> SampledLadder:
-    """Sample some rungs, whatever their temperatures; `starts` are chosen from prior draws by default."""
+    """Sample some rungs, whatever their temperatures; `starts` are chosen from prior draws by
+    default."""
     # All that a person can get wrong is refused here, before minutes of compilation.
     choice = HamiltonianKernel() if kernel is None else kernel
     check_kernel(where, choice)
@@ -260,7 +285,10 @@ def sample_rungs(
     start = None if init is None else as_real(where, "init", init).astype(np.float64)
     if start is not None and (start.shape != (len(target.names),) or not np.isfinite(start).all()):
         raise InputError(
-            where, f"`init` of {len(target.names)} finite numbers", init, "Give it on the unconstrained space."
+            where,
+            f"`init` of {len(target.names)} finite numbers",
+            init,
+            "Give it on the unconstrained space.",
         )
     path = checkpoint_path(where, checkpoint)
     run = Run(where, target, temperatures, choice, length, exchange, start, starts, progress, path)
@@ -268,7 +296,8 @@ def sample_rungs(
         return in_float64(_sample)(run, key)
     finally:
         if not jax.config.jax_enable_x64:
-            # Programs that are kept would keep what the target reads in 64 bits, for every later run of the person.
+            # Programs that are kept would keep what the target reads in 64 bits, for every later
+            # run of the person.
             forget_programs()
 
 
@@ -294,7 +323,8 @@ def _sample(run: Run, key: jax.Array) -> SampledLadder:
         starts = choose_starts(pool, lanes, run.length.num_chains, start_key)
     else:
         starts = run.starts
-    with jax.enable_x64(prior.values.log_likelihood.dtype == np.float64):  # see `in_either_precision`
+    # see `in_either_precision`
+    with jax.enable_x64(prior.values.log_likelihood.dtype == np.float64):
         step_size, records = _drive(run, lanes, starts, prior, (chain_key, swap_key), key)
     return _assemble(run, prior, step_size, records)
 
@@ -314,7 +344,9 @@ def _draw_prior(run: Run, key: jax.Array) -> _Prior:
     kept = samples if run.temperatures[0] == 0 or run.exchange is not None else 0
     before = warmup if run.exchange is not None else max(0, -(-POOL // chains) - kept)
     keys = jax.random.split(key, (before + kept) * chains)
-    draws = np.asarray(map_rows(run.target.sample_prior, keys), np.float64).reshape(before + kept, chains, -1)
+    draws = np.asarray(map_rows(run.target.sample_prior, keys), np.float64).reshape(
+        before + kept, chains, -1
+    )
     values = evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode)
     tell_single(run.where, values.log_likelihood)
     return _Prior(draws, values, before)
@@ -324,7 +356,8 @@ class _Lanes(NamedTuple):
     """What does not change while the lanes of this process move.
 
     lane : (l,) indices among all lanes, equally many on each device. temperatures : (l,).
-    levels : (t,) of the sampled rungs. with_prior : whether there is a prior rung below. key : of steps and swaps.
+    levels : (t,) of the sampled rungs. with_prior : whether there is a prior rung below. key : of
+        steps and swaps.
     """
 
     program: Program
@@ -340,36 +373,58 @@ class _Lanes(NamedTuple):
         number = self.plan.rungs * self.plan.chains
         # Lanes that were repeated to fill the devices are dropped here.
         share = (slice(None),) * axis + (slice(len(own_rows(number))),)
-        return gather_rows(jax.tree.map(lambda leaf: np.asarray(leaf)[share], own), number, axis=axis)
+        return gather_rows(
+            jax.tree.map(lambda leaf: np.asarray(leaf)[share], own), number, axis=axis
+        )
 
     def whole(self, state: Any) -> list[np.ndarray]:
         """Return the leaves of the state of all lanes."""
-        return [self.gather(leaf) if leaf.ndim else np.asarray(leaf) for leaf in map(_data, jax.tree.leaves(state))]
+        return [
+            self.gather(leaf) if leaf.ndim else np.asarray(leaf)
+            for leaf in map(_data, jax.tree.leaves(state))
+        ]
 
     def part(self, stored: list[np.ndarray], like: Any) -> Any:
-        """Return the state of this process's lanes from the leaves of all, shaped and placed as `like`."""
+        """Return the state of this process's lanes from the leaves of all, shaped and placed as
+        `like`."""
         leaves, structure = jax.tree.flatten(like)
         # By index among all lanes: a run may resume on another number of processes.
         index = np.asarray(self.lane)
         mine = [array[index] if array.ndim else array for array in stored]
-        return jax.tree.unflatten(structure, [_leaf(leaf, array) for leaf, array in zip(leaves, mine, strict=True)])
+        return jax.tree.unflatten(
+            structure, [_leaf(leaf, array) for leaf, array in zip(leaves, mine, strict=True)]
+        )
 
 
 def _data(leaf: jax.Array) -> jax.Array:
-    return jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    return (
+        jax.random.key_data(leaf)
+        if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+        else leaf
+    )
 
 
 def _leaf(like: jax.Array, stored: np.ndarray) -> jax.Array:
     # Typed keys are no arrays to NumPy: files hold their data.
     typed = jax.dtypes.issubdtype(like.dtype, jax.dtypes.prng_key)
-    leaf = jax.random.wrap_key_data(jnp.asarray(stored), impl=jax.random.key_impl(like)) if typed else stored
+    leaf = (
+        jax.random.wrap_key_data(jnp.asarray(stored), impl=jax.random.key_impl(like))
+        if typed
+        else stored
+    )
     return jax.device_put(leaf, like.sharding)
 
 
 def _drive(
-    run: Run, levels: np.ndarray, starts: Starts, prior: _Prior, keys: tuple[jax.Array, jax.Array], key: jax.Array
+    run: Run,
+    levels: np.ndarray,
+    starts: Starts,
+    prior: _Prior,
+    keys: tuple[jax.Array, jax.Array],
+    key: jax.Array,
 ) -> tuple[Float[np.ndarray, " l"], dict[str, np.ndarray]]:
-    """Run the chunks, resuming from the checkpoint where there is one, and return step sizes and all records."""
+    """Run the chunks, resuming from the checkpoint where there is one, and return step sizes and
+    all records."""
     warmup, samples, chains = run.length
     total = warmup + samples
     # Capacity is at most the iterations between rounds of exchange, at each of which the program
@@ -384,7 +439,9 @@ def _drive(
         found = load_checkpoint(run.checkpoint, settings)
         if found is not None:
             done, records, state = found.step, found.records, lanes.part(found.state, state)
-    with tqdm(total=total, initial=done, desc="ladder", disable=no_bar(run.progress), leave=False) as bar:
+    with tqdm(
+        total=total, initial=done, desc="ladder", disable=no_bar(run.progress), leave=False
+    ) as bar:
         while done < total:
             # No chunk goes on beyond the end of warm-up: its records are kept all or not at all.
             count = min(chunk, (warmup if done < warmup else total) - done)
@@ -413,16 +470,24 @@ def _initial(
     temperatures = over_devices(np.repeat(levels, chains)[lane])
     draws = over_devices(starts.draws.reshape(-1, d)[lane])
     mass = over_devices(np.repeat(starts.inverse_mass, chains, axis=0)[lane])
-    state = program.init(over_devices(jax.random.split(keys[0], rungs * chains)[lane]), draws, temperatures, mass)
+    state = program.init(
+        over_devices(jax.random.split(keys[0], rungs * chains)[lane]), draws, temperatures, mass
+    )
     with_prior = len(levels) < len(run.temperatures)
-    return _Lanes(program, plan, over_devices(lane), temperatures, levels, with_prior, keys[1]), state
+    return _Lanes(
+        program, plan, over_devices(lane), temperatures, levels, with_prior, keys[1]
+    ), state
 
 
-def _advance(lanes: _Lanes, state: Any, prior: _Prior, first: int, count: int) -> tuple[Any, dict[str, np.ndarray]]:
+def _advance(
+    lanes: _Lanes, state: Any, prior: _Prior, first: int, count: int
+) -> tuple[Any, dict[str, np.ndarray]]:
     """Return the state after `count` iterations, and the records of all lanes."""
     exchange = lanes.plan.exchange
     # By the absolute iteration, so that where chunks begin does not matter.
-    swapping = [i for i in range(first, first + count) if exchange is not None and i % exchange == 0]
+    swapping = [
+        i for i in range(first, first + count) if exchange is not None and i % exchange == 0
+    ]
     pairs = 0 if exchange is None else lanes.plan.rungs - 1 + lanes.with_prior
     parts, swaps = [], []
     begin = first
@@ -438,10 +503,15 @@ def _advance(lanes: _Lanes, state: Any, prior: _Prior, first: int, count: int) -
             found = _exchange(lanes, state, position, prior, stop - 1)
             # Placed as before: another sharding of the state would compile `advance` a second time.
             state = state._replace(
-                **{name: jax.device_put(leaf, getattr(state, name).sharding) for name, leaf in found.moved.items()}
+                **{
+                    name: jax.device_put(leaf, getattr(state, name).sharding)
+                    for name, leaf in found.moved.items()
+                }
             )
             # A swap is part of its iteration: the record has the state after it.
-            part = jax.tree.map(lambda rows, last: np.concatenate([rows[:-1], [last]]), part, found.record)
+            part = jax.tree.map(
+                lambda rows, last: np.concatenate([rows[:-1], [last]]), part, found.record
+            )
             decided = np.stack([found.accepted, found.proposed])
             decisions = np.concatenate([decisions[:, :-1], decided[:, None]], axis=1)
         parts.append(part)
@@ -452,19 +522,33 @@ def _advance(lanes: _Lanes, state: Any, prior: _Prior, first: int, count: int) -
     return state, lanes.gather(own, axis=1)._asdict() | {"accepted": accepted, "proposed": proposed}
 
 
-def _exchange(lanes: _Lanes, state: Any, position: Position, prior: _Prior, iteration: int) -> Exchanged:
-    """Swap between the rungs of all processes, each of which decides by itself, with the same key."""
+def _exchange(
+    lanes: _Lanes, state: Any, position: Position, prior: _Prior, iteration: int
+) -> Exchanged:
+    """Swap between the rungs of all processes, each of which decides by itself, with the same
+    key."""
     partner = None
     if lanes.with_prior:
         # The prior draw of the same iteration, so that the prior rung's record is the state that
         # took part in the swap.
-        partner = Position(prior.draws[iteration], jax.tree.map(lambda array: array[iteration], prior.values))
+        partner = Position(
+            prior.draws[iteration], jax.tree.map(lambda array: array[iteration], prior.values)
+        )
     return lanes.program.exchange(
-        state, lanes.lane, lanes.temperatures, lanes.levels, lanes.key, iteration, lanes.gather(position), partner
+        state,
+        lanes.lane,
+        lanes.temperatures,
+        lanes.levels,
+        lanes.key,
+        iteration,
+        lanes.gather(position),
+        partner,
     )
 
 
-def _append(records: dict[str, np.ndarray], new: dict[str, np.ndarray], warmup: bool) -> dict[str, np.ndarray]:
+def _append(
+    records: dict[str, np.ndarray], new: dict[str, np.ndarray], warmup: bool
+) -> dict[str, np.ndarray]:
     """Return the records with a chunk added: counters of work always, draws after warm-up only."""
     # What the chains needed, and what was computed: in lockstep every lane waits for the longest
     # trajectory. NUTS computes 1.8 times what separate runs do on 31 rungs (docs/results,
@@ -473,7 +557,10 @@ def _append(records: dict[str, np.ndarray], new: dict[str, np.ndarray], warmup: 
     work = records.get("work", np.zeros(2, np.int64)) + np.array(steps, np.int64)
     if warmup:
         return records | {"work": work}
-    joined = {name: np.concatenate([records[name], rows]) if name in records else rows for name, rows in new.items()}
+    joined = {
+        name: np.concatenate([records[name], rows]) if name in records else rows
+        for name, rows in new.items()
+    }
     return joined | {"work": work}
 
 
@@ -563,13 +650,16 @@ def sample_more_rungs(
 
     Raises
     ------
-    ValueError : a temperature is outside (0, 1), repeated or in the ladder already; the target has other coordinates.
+    ValueError : a temperature is outside (0, 1), repeated or in the ladder already; the target has
+        other coordinates.
     """
     where = "add_rungs"
     levels = new_temperatures(where, ladder, temperatures)
     check_key(where, key)
     if target.names != ladder.names:
-        raise InputError(where, f"a target on {ladder.names}", target.names, "Pass the model of the ladder.")
+        raise InputError(
+            where, f"a target on {ladder.names}", target.names, "Pass the model of the ladder."
+        )
     start_key, run_key = jax.random.split(key)
     # As many chains and draws as the ladder has: rungs of one tree share these dims.
     chains, draws = ladder.draws.shape[:2]
@@ -587,7 +677,9 @@ def sample_more_rungs(
     )
 
 
-def _starts_from(ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, key: jax.Array) -> Starts:
+def _starts_from(
+    ladder: Ladder, levels: Float[np.ndarray, " t"], chains: int, key: jax.Array
+) -> Starts:
     parts = []
     for level, rung_key in zip(levels, jax.random.split(key, len(levels)), strict=True):
         # The hotter neighbour covers the new rung; from the colder one the weights exp((t − t₀)ℓ),

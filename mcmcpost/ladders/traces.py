@@ -1,4 +1,5 @@
-"""Ladders sampled by other programs: one trace for each temperature, or a tree without gradients."""
+"""Ladders sampled by other programs: one trace for each temperature, or a tree without
+gradients."""
 
 import os
 from collections.abc import Callable, Mapping, Sequence
@@ -22,7 +23,14 @@ from mcmcpost.ladders.lanes import Evaluation, evaluate_at
 from mcmcpost.ladders.power_posteriors import resolve_target
 from mcmcpost.trace import check_same_order
 from mcmcpost.trees import ladder_to_datatree, load_tree
-from mcmcpost.trees.convention import DRAWS, GROUP, TEMPERATURE, coordinate_labels, posterior_sites, refuse_weights
+from mcmcpost.trees.convention import (
+    DRAWS,
+    GROUP,
+    TEMPERATURE,
+    coordinate_labels,
+    posterior_sites,
+    refuse_weights,
+)
 from mcmcpost.trees.ladder_trees import LIKELIHOOD_SLOPE, LOG_LIKELIHOOD, PRIOR_SLOPE, REFERENCE
 from mcmcpost.trees.numpyro_model import ProbedModel
 
@@ -57,31 +65,37 @@ def ladder_from_traces(
 ) -> "xarray.DataTree":
     """Return a ladder tree from traces of other programs, one for each temperature.
 
-    Without a model every trace must hold, in `sample_stats`, `unconstrained_draw`, `log_likelihood_total`,
-    `gradient_log_likelihood` and `gradient_log_prior` (or `gradient`, the score of its own rung). With one the
-    constrained draws are enough: the values of the model are used, and stored ones are compared with them.
+    Without a model every trace must hold, in `sample_stats`, `unconstrained_draw`,
+    `log_likelihood_total`, `gradient_log_likelihood` and `gradient_log_prior` (or `gradient`, the
+    score of its own rung). With one the constrained draws are enough: the values of the model are
+    used, and stored ones are compared with them.
 
     Parameters
     ----------
-    traces : from inverse temperature to a trace or the path of one, or such pairs; or one tree with a `temperature`
-        dim. All with the same chains and draws.
+    traces : from inverse temperature to a trace or the path of one, or such pairs; or one tree with
+        a `temperature` dim. All with the same chains and draws.
     model, args, kwargs : the NumPyro program that was sampled.
     log_likelihood, log_prior : instead of a model, functions of one unconstrained draw (d,).
 
     Returns
     -------
-    DataTree : as from `sample_power_posteriors`; `sample_stats.repeated_fraction` counts repeated states of each rung.
+    DataTree : as from `sample_power_posteriors`; `sample_stats.repeated_fraction` counts repeated
+        states of each rung.
 
     Raises
     ------
-    ValueError : a quantity is missing and there is no model, shapes differ, or temperatures do not run from 0 to 1.
+    ValueError : a quantity is missing and there is no model, shapes differ, or temperatures do not
+        run from 0 to 1.
 
     Warns
     -----
-    LadderWarning : stored log likelihoods carry an additive constant or differ otherwise, or stored gradients are off.
+    LadderWarning : stored log likelihoods carry an additive constant or differ otherwise, or stored
+        gradients are off.
     """
     # Mappings and lists come in any order, a ladder in that of its temperatures.
-    rungs = sorted(((_level(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0])
+    rungs = sorted(
+        ((_level(t), _load(trace)) for t, trace in _pairs(traces)), key=lambda pair: pair[0]
+    )
     if not rungs:
         raise InputError(_WHERE, "at least two traces", "none", "Pass {t: trace, ...}.")
     stored = [_read(t, tree) for t, tree in rungs]
@@ -117,22 +131,36 @@ def ladder_from_traces(
 
 def _pairs(traces: Any) -> list[tuple[float, Any]]:
     if hasattr(traces, "children"):
-        levels = [group[TEMPERATURE].values for group in traces.children.values() if TEMPERATURE in group.dims]
+        levels = [
+            group[TEMPERATURE].values
+            for group in traces.children.values()
+            if TEMPERATURE in group.dims
+        ]
         if not levels:
             raise InputError(
-                _WHERE, f"a tree with a dim `{TEMPERATURE}`", "one without", "Pass {t: trace, ...} instead."
+                _WHERE,
+                f"a tree with a dim `{TEMPERATURE}`",
+                "one without",
+                "Pass {t: trace, ...} instead.",
             )
         # Groups such as `observed_data` have no temperature and go to every rung whole.
-        return [(float(t), traces.isel({TEMPERATURE: i}, missing_dims="ignore")) for i, t in enumerate(levels[0])]
+        return [
+            (float(t), traces.isel({TEMPERATURE: i}, missing_dims="ignore"))
+            for i, t in enumerate(levels[0])
+        ]
     check_kind(_WHERE, "traces", traces, (Mapping, list, tuple), "Pass {t: trace, ...}.")
     pairs = list(traces.items() if isinstance(traces, Mapping) else traces)
     if not all(isinstance(pair, tuple) and len(pair) == 2 for pair in pairs):
-        raise InputTypeError(_WHERE, "pairs (temperature, trace)", type(pairs[0]).__name__, "Or {t: trace, ...}.")
+        raise InputTypeError(
+            _WHERE, "pairs (temperature, trace)", type(pairs[0]).__name__, "Or {t: trace, ...}."
+        )
     return pairs
 
 
 def _level(temperature: Any) -> float:
-    check_number(_WHERE, "temperature", temperature, "It is inverse: 0 is the prior.", inside="[0, 1]")
+    check_number(
+        _WHERE, "temperature", temperature, "It is inverse: 0 is the prior.", inside="[0, 1]"
+    )
     return float(temperature)
 
 
@@ -147,7 +175,10 @@ def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
     stats = tree.children[GROUP].to_dataset() if GROUP in tree.children else None
     # Its ℓ is log p(y|x) + log p(x) − log q(x), which would be taken for a likelihood.
     if stats is not None and stats.attrs.get(REFERENCE, "prior") != "prior":
-        got, cure = "one from a fitted reference", "Pass the whole ladder to log_evidence, which knows its reference."
+        got, cure = (
+            "one from a fitted reference",
+            "Pass the whole ladder to log_evidence, which knows its reference.",
+        )
         raise InputError(_WHERE, "rungs of a ladder from the prior", got, cure)
 
     def stat(name: str) -> np.ndarray | None:
@@ -164,7 +195,10 @@ def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
         # ArviZ keeps one value for each observation, in one variable for each observed site: their
         # sum is ℓ.
         pointwise = tree.children["log_likelihood"].to_dataset().transpose("chain", "draw", ...)
-        parts = [part.values.reshape(*part.shape[:2], -1).sum(axis=-1) for part in pointwise.data_vars.values()]
+        parts = [
+            part.values.reshape(*part.shape[:2], -1).sum(axis=-1)
+            for part in pointwise.data_vars.values()
+        ]
         likelihood = sum(parts[1:], start=parts[0]) if parts else None
     sites = posterior_sites(_WHERE, tree) if "posterior" in tree.children else {}
     labels = None if stat(DRAWS) is None or stats is None else coordinate_labels(stats[DRAWS])
@@ -190,7 +224,14 @@ def _target(
     # The prior is not sampled here: zeros of the right shape serve as its draw.
     size = first.shape[-1]
     return resolve_target(
-        _WHERE, None, (), None, log_likelihood, log_prior, lambda _: jnp.zeros(size), stored[0].labels
+        _WHERE,
+        None,
+        (),
+        None,
+        log_likelihood,
+        log_prior,
+        lambda _: jnp.zeros(size),
+        stored[0].labels,
     )
 
 
@@ -210,7 +251,10 @@ def _stack_draws(
     shapes = {part.shape for part in parts}
     if len(shapes) > 1:
         raise InputError(
-            _WHERE, "as many chains and draws at every temperature", sorted(shapes), "Thin the longer traces."
+            _WHERE,
+            "as many chains and draws at every temperature",
+            sorted(shapes),
+            "Thin the longer traces.",
         )
     labels = {
         f"the trace at {t:g}": rung.labels
@@ -223,7 +267,8 @@ def _stack_draws(
 
 
 def _sites_rather(rung: _Stored, probed: ProbedModel) -> bool:
-    """Return whether the sites are taken: stored draws without the labels of the model may be in any order."""
+    """Return whether the sites are taken: stored draws without the labels of the model may be in
+    any order."""
     foreign = rung.labels is None or sorted(rung.labels) != sorted(probed.names)
     return foreign and set(probed.sites) <= set(rung.sites)
 
@@ -252,15 +297,22 @@ def _compare(stored: list[_Stored], values: Evaluation) -> list[str]:
         # What some rungs lack is not compared: shapes and temperatures of a part would mislead.
         np.stack(arrays, axis=2) if all(array is not None for array in arrays) else None
         for arrays in zip(
-            *((rung.log_likelihood, rung.likelihood_slope, rung.prior_slope) for rung in stored), strict=True
+            *((rung.log_likelihood, rung.likelihood_slope, rung.prior_slope) for rung in stored),
+            strict=True,
         )
     )
     if likelihood is not None:
         findings.append(likelihood_finding(likelihood, values.log_likelihood))
     if slope is not None:
-        findings.append(gradient_finding("gradient of the log likelihood", slope, values.gradient_log_likelihood))
+        findings.append(
+            gradient_finding(
+                "gradient of the log likelihood", slope, values.gradient_log_likelihood
+            )
+        )
     if prior_slope is not None:
-        findings.append(gradient_finding("gradient of the log prior", prior_slope, values.gradient_log_prior))
+        findings.append(
+            gradient_finding("gradient of the log prior", prior_slope, values.gradient_log_prior)
+        )
     return [finding for finding in findings if finding is not None]
 
 

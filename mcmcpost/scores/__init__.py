@@ -1,6 +1,13 @@
-"""Scores: gradients of a log density at stored draws, and the gate that tests them against those draws."""
+"""Scores: gradients of a log density at stored draws, and the gate that tests them against those
+draws."""
 
-from mcmcpost.scores.gate import ScoreCheck, ScoreError, ScoreWarning, check_scores, where_not_finite
+from mcmcpost.scores.gate import (
+    ScoreCheck,
+    ScoreError,
+    ScoreWarning,
+    check_scores,
+    where_not_finite,
+)
 from mcmcpost.scores.identities import disagreeing, effective_size, z_zero_mean
 from mcmcpost.scores.log_density import batch_scores, check_scalar, value_and_score
 

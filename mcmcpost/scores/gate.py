@@ -1,4 +1,5 @@
-"""The score gate tests whether the scores belong to the draws, and names the likely cause if they do not."""
+"""The score gate tests whether the scores belong to the draws, and names the likely cause if they
+do not."""
 
 from collections import defaultdict
 from typing import NamedTuple
@@ -41,7 +42,8 @@ def listed(names: tuple[str, ...], which: Bool[np.ndarray, " d"]) -> str:
 
 
 def where_not_finite(trace: Trace) -> str:
-    """Return the message for NaN or infinite scores: how many draws, the first place, the coordinates, the cure."""
+    """Return the message for NaN or infinite scores: how many draws, the first place, the
+    coordinates, the cure."""
     bad = ~np.isfinite(trace.scores)
     chain, draw, _ = np.argwhere(bad)[0]
     count, size = int(bad.any(-1).sum()), bad[..., 0].size
@@ -49,8 +51,10 @@ def where_not_finite(trace: Trace) -> str:
     if count == size:
         cause, cure = "fails everywhere, as with NaN among the data", "Repair the data, and compute"
     return (
-        f"Score gate: the scores are not finite at {count} of {size} draws (first at chain {chain}, draw"
-        f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its gradient {cause}. {cure}"
+        f"Score gate: the scores are not finite at {count} of {size} draws (first at chain "
+        f"{chain}, draw"
+        f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its "
+        f"gradient {cause}. {cure}"
         " the scores again with attach_scores (--model FILE.py)."
         ' Control variates need them finite: allow_bad_scores=True allows method="plain" only.'
     )
@@ -68,7 +72,8 @@ def diagnose(
     threshold: float,
     apart: Bool[np.ndarray, " d"],
 ) -> Finding:
-    """Name the cause of failed tests: first a known mistake, then one without repair, then chains that disagree.
+    """Name the cause of failed tests: first a known mistake, then one without repair, then chains
+    that disagree.
 
     Parameters
     ----------
@@ -78,15 +83,18 @@ def diagnose(
     """
     own = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
     failing = own > threshold
-    # First: scores of the draw before, in a chain with memory, can look as if they lacked a log-Jacobian.
+    # First: scores of the draw before, in a chain with memory, can look as if they lacked a
+    # log-Jacobian.
     if failing.any() and not apart.any() and (rows := _rows(trace, threshold)) is not None:
         return rows
-    # Chains that have not met fail these tests with correct scores: then only a gross failure is called a mistake.
+    # Chains that have not met fail these tests with correct scores: then only a gross failure is
+    # called a mistake.
     needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
     suspects = [int(j) for j in np.flatnonzero(own > needed)[:_MOST_DIAGNOSED]]
     alone = given_others(trace.draws)
     explained = {
-        j: _best_repair(trace.draws[..., j], trace.scores[..., j], alone[..., j], own[j], threshold) for j in suspects
+        j: _best_repair(trace.draws[..., j], trace.scores[..., j], alone[..., j], own[j], threshold)
+        for j in suspects
     }
     mistakes: dict[Repair, list[int]] = defaultdict(list)
     bounded, scaled = [], []
@@ -100,7 +108,11 @@ def diagnose(
     # What single coordinates do not explain may be common to all: another order, or one factor.
     if sum(map(len, mistakes.values())) < len(suspects):
         centred = failing & (np.abs(z_mean) <= threshold)
-        common = _order(trace, failing, threshold) or _unrelated(trace, threshold) or _scale(trace, centred, threshold)
+        common = (
+            _order(trace, failing, threshold)
+            or _unrelated(trace, threshold)
+            or _scale(trace, centred, threshold)
+        )
         if common is not None:
             return common
     if mistakes:
@@ -110,15 +122,27 @@ def diagnose(
     # Draws that are all the same have constant scores too, and another message.
     stuck = np.ptp(trace.draws, axis=(0, 1)) == 0
     # To rounding: scores that a program computed are seldom equal to the last digit.
-    constant = ~stuck & (np.ptp(trace.scores, axis=(0, 1)) <= 1e-12 * np.abs(trace.scores).max((0, 1)))
+    constant = ~stuck & (
+        np.ptp(trace.scores, axis=(0, 1)) <= 1e-12 * np.abs(trace.scores).max((0, 1))
+    )
     if (constant & failing).any():
-        return _no_gain(trace.names, constant & failing, "constant", "are constant: the density has no slope to use")
+        return _no_gain(
+            trace.names,
+            constant & failing,
+            "constant",
+            "are constant: the density has no slope to use",
+        )
     if apart.any():
         said = f"the chains disagree on {listed(trace.names, apart)}"
         return _disagree("every draw is the same" if stuck.all() else said)
     if bounded:
         which = np.isin(np.arange(len(trace.names)), bounded)
-        return _no_gain(trace.names, which, "boundary", "do not average to zero because the density ends at a boundary")
+        return _no_gain(
+            trace.names,
+            which,
+            "boundary",
+            "do not average to zero because the density ends at a boundary",
+        )
     return _unknown(trace.names, z_mean, z_product, threshold)
 
 
@@ -134,12 +158,15 @@ def _best_repair(
     best = int(np.argmin(z))
     bounded, factor = z_bounded(draws, scores), -float((alone * scores).mean())
     scale = z_repaired(draws, scores / factor, AS_GIVEN) if factor > 0 else np.inf
-    # The repair must explain the failure, not merely be too noisy to reject; and wrong scores fail locally as well.
+    # The repair must explain the failure, not merely be too noisy to reject; and wrong scores fail
+    # locally as well.
     limit = min(REPAIR_LIMIT, np.sqrt(own**2 - threshold**2))
     local = z_local(draws, scores) > REPAIR_LIMIT
-    # A factor is fitted, and has the smallest |z| of causes that explain as much: among them it comes last. One that
-    # the coordinate shows only beside the others need not show locally.
-    if scale <= limit and (not local or (scale < min(z[best], bounded) and min(z[best], bounded) > limit / 2)):
+    # A factor is fitted, and has the smallest |z| of causes that explain as much: among them it
+    # comes last. One that the coordinate shows only beside the others need not show locally.
+    if scale <= limit and (
+        not local or (scale < min(z[best], bounded) and min(z[best], bounded) > limit / 2)
+    ):
         return "scale"
     if min(z[best], bounded) > limit or not local:
         return None
@@ -157,7 +184,8 @@ def _mistake(names: tuple[str, ...], mistakes: dict[Repair, list[int]]) -> Findi
 
 
 def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> Finding | None:
-    """Recognise scores stored in another order of coordinates: E[x_i s_j] = −1 at one place i ≠ j of each column."""
+    """Recognise scores stored in another order of coordinates: E[x_i s_j] = −1 at one place i ≠ j
+    of each column."""
     columns = np.flatnonzero(failing)
     if not 2 <= len(columns) <= _MOST_DIAGNOSED:
         return None
@@ -182,8 +210,9 @@ def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> F
     return Finding(
         "error",
         "order",
-        f"Score gate: the scores are in another order than the draws: the score of {pairs}. Order both alike; a"
-        " flattened dict is sorted by key, a NumPyro trace follows the program.",
+        f"Score gate: the scores are in another order than the draws: the score of {pairs}. "
+        "Order both alike; a flattened dict is sorted by key, a NumPyro trace follows the "
+        "program.",
     )
 
 
@@ -192,13 +221,17 @@ _FURTHEST = 3
 
 
 def _rows(trace: Trace, threshold: float) -> Finding | None:
-    """Recognise scores in another order of draws: they go with other draws better than with their own.
+    """Recognise scores in another order of draws: they go with other draws better than with their
+    own.
 
     Scores that are a function of their own draw, right or wrong, vary most with that draw.
     """
     # A few coordinates of many tell, since what is wrong with rows is common to all.
     columns = slice(_MOST_DIAGNOSED)
-    x, s = trace.draws[..., columns] - trace.draws[..., columns].mean((0, 1)), trace.scores[..., columns]
+    x, s = (
+        trace.draws[..., columns] - trace.draws[..., columns].mean((0, 1)),
+        trace.scores[..., columns],
+    )
     if (np.ptp(s, axis=(0, 1)) == 0).any():
         return None
     found = {}
@@ -213,8 +246,15 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
     compare("in the opposite order of draws", x, s[:, ::-1], s)
     for step in range(1, min(_FURTHEST, x.shape[1] - 4) + 1):
         count = f"those of {step} draw{'s' * (step > 1)}"
-        compare(f"{count} before the one that they stand beside", x[:, :-step], s[:, step:], s[:, :-step])
-        compare(f"{count} after the one that they stand beside", x[:, step:], s[:, :-step], s[:, step:])
+        compare(
+            f"{count} before the one that they stand beside",
+            x[:, :-step],
+            s[:, step:],
+            s[:, :-step],
+        )
+        compare(
+            f"{count} after the one that they stand beside", x[:, step:], s[:, :-step], s[:, step:]
+        )
     if found:
         return _misplaced(min(found, key=found.__getitem__))
     return None
@@ -226,7 +266,9 @@ def _unrelated(trace: Trace, threshold: float) -> Finding | None:
     if (np.ptp(s, axis=(0, 1)) == 0).any():
         return None  # constant scores have such products, and another message
     zero, minus_one = np.abs(z_zero_mean(x * s)), np.abs(z_zero_mean(x * s + 1))
-    if (minus_one <= 2 * threshold).any() or np.maximum(zero, np.abs(z_zero_mean(s))).max() > threshold:
+    if (minus_one <= 2 * threshold).any() or np.maximum(
+        zero, np.abs(z_zero_mean(s))
+    ).max() > threshold:
         return None
     return _misplaced("not of the draws that they stand beside: they do not change with them")
 
@@ -236,12 +278,14 @@ def _misplaced(where: str) -> Finding:
     return Finding("error", "rows", f"Score gate: the scores are {where}. {cure}")
 
 
-def _no_gain(names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str, cause: str) -> Finding:
+def _no_gain(
+    names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str, cause: str
+) -> Finding:
     return Finding(
         "warn",
         pattern,
-        f"Score gate: the scores of {listed(names, which)} {cause}, so no gain is possible from them; sample and store"
-        " an unconstrained parameter instead, as log θ.",
+        f"Score gate: the scores of {listed(names, which)} {cause}, so no gain is possible "
+        "from them; sample and store an unconstrained parameter instead, as log θ.",
     )
 
 
@@ -249,13 +293,14 @@ def _disagree(said: str) -> Finding:
     return Finding(
         "warn",
         "not_converged",
-        f"Score gate: {said} and the scores do not average as they must: not converged; run longer or reparameterise"
-        " before trusting any average.",
+        f"Score gate: {said} and the scores do not average as they must: not converged; run "
+        "longer or reparameterise before trusting any average.",
     )
 
 
 def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -> Finding | None:
-    """Recognise scores that are a common multiple of the right ones, as those of a tempered density.
+    """Recognise scores that are a common multiple of the right ones, as those of a tempered
+    density.
 
     `candidates` fail E[(x_i − x̄_i) s_i] = −1 but not E[s_i] = 0.
     """
@@ -272,8 +317,9 @@ def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -
     return Finding(
         "warn",
         "scale",
-        f"Score gate: every score is {factor:.3g} times what these draws imply, as for a tempered or rescaled density"
-        f"{_units_text(x * trace.scores)}; pass the scores of the density that was sampled.",
+        f"Score gate: every score is {factor:.3g} times what these draws imply, as for a "
+        f"tempered or rescaled density{_units_text(x * trace.scores)}; pass the scores of the "
+        "density that was sampled.",
     )
 
 
@@ -288,27 +334,40 @@ _FAR = 0.4
 
 
 def _units_text(products: Float[np.ndarray, "c n k"]) -> str:
-    """Return what factors that agree with a known one would mean, each by the test that has refused one."""
-    z, text = min((np.abs(z_zero_mean(products + factor)).max(), text) for factor, text in _KNOWN_FACTORS)
+    """Return what factors that agree with a known one would mean, each by the test that has refused
+    one."""
+    z, text = min(
+        (np.abs(z_zero_mean(products + factor)).max(), text) for factor, text in _KNOWN_FACTORS
+    )
     return f" ({text})" if z <= REPAIR_LIMIT else ""
 
 
 def _units(trace: Trace, columns: list[int]) -> Finding:
-    """Describe scores that are a factor of their own of the right ones in some coordinates, as those in other units."""
-    products, names = (given_others(trace.draws) * trace.scores)[..., columns], [trace.names[j] for j in columns]
-    shown = [f"{-factor:.3g} ({name})" for factor, name in zip(products.mean((0, 1)), names, strict=True)]
+    """Describe scores that are a factor of their own of the right ones in some coordinates, as
+    those in other units."""
+    products, names = (
+        (given_others(trace.draws) * trace.scores)[..., columns],
+        [trace.names[j] for j in columns],
+    )
+    shown = [
+        f"{-factor:.3g} ({name})" for factor, name in zip(products.mean((0, 1)), names, strict=True)
+    ]
     more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
     guess, sd = _units_text(products), trace.draws[..., columns].std((0, 1))
     # Deviations near one are any factor.
-    if not guess and (np.abs(np.log(sd)) > _FAR).all() and np.abs(z_zero_mean(products + sd)).max() <= REPAIR_LIMIT:
+    if (
+        not guess
+        and (np.abs(np.log(sd)) > _FAR).all()
+        and np.abs(z_zero_mean(products + sd)).max() <= REPAIR_LIMIT
+    ):
         guess = " (the standard deviations of the draws, as for scores of standardised parameters)"
     return Finding(
         "warn",
         "scale",
-        "Score gate: expected scores with E[(x_i − x̄_i) s_i] = −1, got scores that are a constant times such ones, as"
-        " of a tempered density, in other units, or beside draws that are too wide or narrow:"
-        f" {', '.join(shown[:_SHOWN])}{more}{guess}. Differentiate the sampled log density with respect to the draw as"
-        " it is stored.",
+        "Score gate: expected scores with E[(x_i − x̄_i) s_i] = −1, got scores that are a "
+        "constant times such ones, as of a tempered density, in other units, or beside draws "
+        f"that are too wide or narrow: {', '.join(shown[:_SHOWN])}{more}{guess}. "
+        "Differentiate the sampled log density with respect to the draw as it is stored.",
     )
 
 
@@ -321,15 +380,20 @@ def _unknown(
     mean, product = np.abs(z_mean) > threshold, (np.abs(z_product) > threshold).any(0)
     parts = []
     if mean.any():
-        parts.append(f"E[score] = 0 fails for {listed(names, mean)} (|z| up to {np.abs(z_mean).max():.3g})")
+        parts.append(
+            f"E[score] = 0 fails for {listed(names, mean)} (|z| up to {np.abs(z_mean).max():.3g})"
+        )
     if product.any():
         worst = np.nanmax(np.abs(z_product))
-        parts.append(f"E[(x_i − x̄_i) s_j] = −δ_ij fails for {listed(names, product)} (|z| up to {worst:.3g})")
+        parts.append(
+            f"E[(x_i − x̄_i) s_j] = −δ_ij fails for {listed(names, product)} (|z| up to {worst:.3g})"
+        )
     return Finding(
         "warn",
         "unknown",
-        f"Score gate: {' and '.join(parts)}, {threshold:.3g} being allowed: the draws are too few or have not"
-        " converged, or the scores miss a term such as a log-Jacobian; check R-hat, then how the scores were made.",
+        f"Score gate: {' and '.join(parts)}, {threshold:.3g} being allowed: the draws are too "
+        "few or have not converged, or the scores miss a term such as a log-Jacobian; check "
+        "R-hat, then how the scores were made.",
     )
 
 
@@ -345,12 +409,13 @@ class ScoreCheck(NamedTuple):
     """The result of the score gate.
 
     verdict : "pass", "warn" or "error".
-    pattern : None, "nonfinite", "rounded", "precision", "wild", "chains", "sign", "jacobian", "constrained", "order",
-        "rows", "scale", "constant", "boundary", "not_converged", "too_few_draws", "log_density" or "unknown".
+    pattern : None, "nonfinite", "rounded", "precision", "wild", "chains", "sign", "jacobian",
+        "constrained", "order", "rows", "scale", "constant", "boundary", "not_converged",
+        "too_few_draws", "log_density" or "unknown".
     message : one sentence with the cause, the coordinates and the cure; empty for a pass.
     z_mean : (d,) normal equivalents of the tests of E[s] = 0; NaN where not tested.
-    z_product : (d, d) the same for E[(x_i − x̄_i) s_j] = −δ_ij; NaN where not tested. On the diagonal also of x_i less
-        its regression on the others, where that tells more.
+    z_product : (d, d) the same for E[(x_i − x̄_i) s_j] = −δ_ij; NaN where not tested. On the
+        diagonal also of x_i less its regression on the others, where that tells more.
     threshold : largest |z| that passes.
     verified : whether a recorded log density confirms the scores, to a hundredth.
     """
@@ -365,26 +430,28 @@ class ScoreCheck(NamedTuple):
 
     @property
     def failed(self) -> bool:
-        """Whether Stein's identity is in doubt. Too few draws to test it do not count as a failure."""
+        """Whether Stein's identity is in doubt. Too few draws to test it do not count as a
+        failure."""
         return self.verdict != "pass" and self.pattern != "too_few_draws"
 
 
 def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = None) -> ScoreCheck:
     """Test that the scores of `trace` are those of its draws.
 
-    E[s] = 0 and E[(x_i − x̄_i) s_j] = −δ_ij, with ESS-aware errors and a Bonferroni threshold at level 1e-4 over all
-    the tests. Coordinates that fail are repaired in every way that is known to go wrong: a repair that passes names
-    the mistake. |z| below the threshold is an upper bound (that of independent draws). Above d = 50 only pairs in a
-    cyclic band |i − j| of about 2,500 are tested, the diagonal always. Coordinates that never move, where
-    others do, are not tested.
+    E[s] = 0 and E[(x_i − x̄_i) s_j] = −δ_ij, with ESS-aware errors and a Bonferroni threshold at
+    level 1e-4 over all the tests. Coordinates that fail are repaired in every way that is known to
+    go wrong: a repair that passes names the mistake. |z| below the threshold is an upper bound
+    (that of independent draws). Above d = 50 only pairs in a cyclic band |i − j| of about 2,500 are
+    tested, the diagonal always. Coordinates that never move, where others do, are not tested.
 
-    These tests know scores that are wrong by a few Monte Carlo errors only. With the log density that the sampler
-    recorded, scores that are five per cent too large, or shifted, are found by its differences between near draws
-    (`misfit`), in a few dimensions, and in twenty where the density is nearly Gaussian, unless the identity denies it.
+    These tests know scores that are wrong by a few Monte Carlo errors only. With the log density
+    that the sampler recorded, scores that are five per cent too large, or shifted, are found by its
+    differences between near draws (`misfit`), in a few dimensions, and in twenty where the density
+    is nearly Gaussian, unless the identity denies it.
 
-    All draws are tested for being finite, and of large arrays every so many of each chain, four million numbers, for
-    the rest, in memory or stored. Weighted draws are tested on nearly equally weighted ones among them
-    (`Weights.representative`), as one chain.
+    All draws are tested for being finite, and of large arrays every so many of each chain, four
+    million numbers, for the rest, in memory or stored. Weighted draws are tested on nearly equally
+    weighted ones among them (`Weights.representative`), as one chain.
 
     Parameters
     ----------
@@ -393,13 +460,16 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
 
     Returns
     -------
-    ScoreCheck : non-finite scores and recognised mistakes are errors; constant scores, bounded supports, chains that
-        disagree and failures that are not recognised are warnings.
+    ScoreCheck : non-finite scores and recognised mistakes are errors; constant scores, bounded
+        supports, chains that disagree and failures that are not recognised are warnings.
     """
     if not np.isfinite(trace.scores).all():
         empty = _untested(trace.draws.shape[-1])
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
-    some, untested = Trace(sampled(trace.draws), sampled(trace.scores), trace.names), _untested(trace.draws.shape[-1])
+    some, untested = (
+        Trace(sampled(trace.draws), sampled(trace.scores), trace.names),
+        _untested(trace.draws.shape[-1]),
+    )
     if (text := _rounded(some)) is not None:
         return untested._replace(verdict="error", pattern="rounded", message=text)
     if (finding := too_coarse(some)) is not None:
@@ -420,29 +490,33 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
 
 
 COARSE, FEW = 0.3, 10
-"""Draws are rounded where their distinct values are further apart than so much of their standard deviation, and there
-are at least so many times fewer of them than of their scores."""
+"""Draws are rounded where their distinct values are further apart than so much of their standard
+deviation, and there are at least so many times fewer of them than of their scores."""
 
 
 def _rounded(trace: Trace) -> str | None:
-    """Return the message for draws that a text file has rounded to a few values, None where there are none.
+    """Return the message for draws that a text file has rounded to a few values, None where there
+    are none.
 
-    Their mean may be off by half a unit, which no error knows. Scores of one value of a coordinate differ anyway with
-    the others, but then these do not come in a few values.
+    Their mean may be off by half a unit, which no error knows. Scores of one value of a coordinate
+    differ anyway with the others, but then these do not come in a few values.
     """
     for j in np.flatnonzero(np.ptp(trace.draws, axis=(0, 1)) > 0):
         x = trace.draws[..., j].reshape(-1)
         # A thousand draws tell a few values from many: most coordinates leave the loop here.
         levels = np.unique(x[:1000])
-        if FEW * len(levels) > len(x[:1000]) or np.diff(levels).min(initial=np.inf) < COARSE * x.std():
+        if (
+            FEW * len(levels) > len(x[:1000])
+            or np.diff(levels).min(initial=np.inf) < COARSE * x.std()
+        ):
             continue
         levels, digits = np.unique(x), digits_of_text(x)
         if digits is not None and FEW * len(levels) <= len(np.unique(trace.scores[..., j])):
             return (
-                f"Score gate: the draws of {trace.names[j]} are rounded to {digits} digits, {len(levels)} values with"
-                f" {trace.draws[..., j].size} scores that differ: their mean can be off by"
-                f" {unit_of_text(x) / 2:.2g}, and no error shows it. Write the file with more digits: sig_figs=18 in"
-                " CmdStan."
+                f"Score gate: the draws of {trace.names[j]} are rounded to {digits} digits, "
+                f"{len(levels)} values with {trace.draws[..., j].size} scores that differ: "
+                f"their mean can be off by {unit_of_text(x) / 2:.2g}, and no error shows it. "
+                "Write the file with more digits: sig_figs=18 in CmdStan."
             )
     return None
 
@@ -466,8 +540,8 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
         return part._replace(z_mean=empty.z_mean, z_product=empty.z_product)
     if trace.draws.shape[1] < 4 and trace.draws.shape[0] < MANY_CHAINS:
         text = (
-            f"Score gate: {trace.draws.shape[1]} draws a chain are too few to test the scores; at least 4 are needed,"
-            " so nothing is known about them."
+            f"Score gate: {trace.draws.shape[1]} draws a chain are too few to test the "
+            "scores; at least 4 are needed, so nothing is known about them."
         )
         return empty._replace(verdict="warn", pattern="too_few_draws", message=text)
     # With `threshold` as a screen an ESS is computed only where independent draws would already
@@ -475,16 +549,21 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     z_mean = z_zero_mean(trace.scores, threshold)
     z_product = z_products(trace.draws, trace.scores, threshold)
     # The sharper of two tests of each coordinate's own product.
-    alone, diagonal = z_zero_mean(given_others(trace.draws) * trace.scores + 1, threshold), np.diag(z_product)
+    alone, diagonal = (
+        z_zero_mean(given_others(trace.draws) * trace.scores + 1, threshold),
+        np.diag(z_product),
+    )
     np.fill_diagonal(z_product, np.where(np.abs(alone) > np.abs(diagonal), alone, diagonal))
     check = empty._replace(z_mean=z_mean, z_product=z_product)
     apart = disagreeing(trace.draws, LEVEL)
-    # Before the tests of all draws: what is wrong in one chain they explain by causes that all would share, if at all.
+    # Before the tests of all draws: what is wrong in one chain they explain by causes that all
+    # would share, if at all.
     if not apart.any() and (finding := wrong_chains(trace)) is not None:
         return check._replace(**finding._asdict())
     if _failing(z_mean, z_product, threshold).any():
         finding = diagnose(trace, z_mean, z_product, threshold, apart)
-        # An end of the density fails them with scores that are right in the middle, where wrong ones fail as well.
+        # An end of the density fails them with scores that are right in the middle, where wrong
+        # ones fail as well.
         failing = np.flatnonzero(_failing(z_mean, z_product, threshold))[:_MOST_DIAGNOSED]
         if finding.pattern in ("unknown", "scale") and all(
             z_local(trace.draws[..., j], trace.scores[..., j]) <= threshold for j in failing
@@ -497,7 +576,9 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     # After the identities: only scores that pass them need the sharper, costlier comparison.
     found = None
     if log_density is not None:
-        found = misfit(trace.draws.reshape(-1, d), trace.scores.reshape(-1, d), log_density.reshape(-1))
+        found = misfit(
+            trace.draws.reshape(-1, d), trace.scores.reshape(-1, d), log_density.reshape(-1)
+        )
     check = check._replace(verified=found is not None and found.known)
     # Both must agree: in many dimensions a skewed density can look like wrong scores.
     if found is not None and found.wrong and not _denied(trace, found, threshold):
@@ -510,11 +591,14 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
 def _denied(trace: Trace, found: Misfit, threshold: float) -> bool:
     """Return whether Stein's identity denies the factor or the largest shift that a misfit finds.
 
-    In many dimensions even near draws are far apart. Third derivatives of a skewed density then look like a factor and
-    a shift. Scores c s + b of a density with the scores s have the mean b, and the mean of (x − x̄)·s/d is −c.
+    In many dimensions even near draws are far apart. Third derivatives of a skewed density then
+    look like a factor and a shift. Scores c s + b of a density with the scores s have the mean b,
+    and the mean of (x − x̄)·s/d is −c.
     """
     worst, centred = int(np.abs(found.shift).argmax()), trace.draws - trace.draws.mean(axis=(0, 1))
-    shift = trace.scores[..., worst] * trace.draws[..., worst].std() - found.shift[worst] * found.factor
+    shift = (
+        trace.scores[..., worst] * trace.draws[..., worst].std() - found.shift[worst] * found.factor
+    )
     factor = (centred * trace.scores).mean(axis=-1) + found.factor
     return bool((np.abs(z_zero_mean(np.stack([shift, factor], axis=-1))) > threshold).any())
 
@@ -524,10 +608,11 @@ def _contradicted(names: tuple[str, ...], found: Misfit) -> Finding:
     return Finding(
         "warn",
         "log_density",
-        "Score gate: the scores are not the gradient of the log density that the sampler recorded: they are"
-        f" {found.factor:.3g} times as large and shifted by up to {abs(found.shift[worst]):.2g} of 1/sd (in"
-        f" {names[worst]}). Pass the scores of the density that was sampled: its data, its prior, its log-Jacobian;"
-        " or drop the recorded one, if it is of another density.",
+        "Score gate: the scores are not the gradient of the log density that the sampler "
+        f"recorded: they are {found.factor:.3g} times as large and shifted by up to "
+        f"{abs(found.shift[worst]):.2g} of 1/sd (in {names[worst]}). Pass the scores of the "
+        "density that was sampled: its data, its prior, its log-Jacobian; or drop the "
+        "recorded one, if it is of another density.",
     )
 
 
@@ -539,7 +624,8 @@ def _failing(
 
 def _not_converged(trace: Trace, apart: Bool[np.ndarray, " d"]) -> Finding:
     text = (
-        f"Score gate: the chains disagree on {listed(trace.names, apart)}, although the scores pass: not converged, so"
-        " averages over these draws are not posterior expectations; run longer or reparameterise."
+        f"Score gate: the chains disagree on {listed(trace.names, apart)}, although the "
+        "scores pass: not converged, so averages over these draws are not posterior "
+        "expectations; run longer or reparameterise."
     )
     return Finding("warn", "not_converged", text)

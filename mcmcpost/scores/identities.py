@@ -1,7 +1,7 @@
 """z-scores of Stein's identity and of agreement between chains, and known mistakes in scores.
 
-They are the statistics behind the score gate: each mistake has the repair that would undo it, and a test of whether
-the repair succeeds.
+They are the statistics behind the score gate: each mistake has the repair that would undo it, and a
+test of whether the repair succeeds.
 """
 
 from collections.abc import Callable
@@ -24,12 +24,15 @@ class Finding(NamedTuple):
     message: str
 
 
-def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Float[np.ndarray, "*k"]:
+def z_zero_mean(
+    series: Float[np.ndarray, "c n *k"], screen: float = 0.0
+) -> Float[np.ndarray, "*k"]:
     """Return the z-score of E[series] = 0 for each series.
 
-    t = mean / se with se the larger of the ArviZ MCSE and sd/√(c·n), so that an estimated efficiency above one never
-    raises a flag; see `normal_score` for the rest. A series whose |z| would be at most `screen` if its draws were
-    independent passes whatever its ESS: its ESS is not computed, and that bound is returned.
+    t = mean / se with se the larger of the ArviZ MCSE and sd/√(c·n), so that an estimated
+    efficiency above one never raises a flag; see `normal_score` for the rest. A series whose |z|
+    would be at most `screen` if its draws were independent passes whatever its ESS: its ESS is not
+    computed, and that bound is returned.
 
     Parameters
     ----------
@@ -38,8 +41,8 @@ def z_zero_mean(series: Float[np.ndarray, "c n *k"], screen: float = 0.0) -> Flo
 
     Returns
     -------
-    (...) z-scores; NaN where it cannot be computed (fewer than four draws a chain, non-finite values), ±∞ for a
-    constant that is not zero.
+    (...) z-scores; NaN where it cannot be computed (fewer than four draws a chain, non-finite
+    values), ±∞ for a constant that is not zero.
     """
     shape = series.shape[2:]
     columns = series.reshape(*series.shape[:2], -1)
@@ -67,12 +70,17 @@ def _z(series: Float[np.ndarray, "c n k"], screen: float) -> Float[np.ndarray, "
     return z
 
 
-def effective_size(series: Float[np.ndarray, "c n k"], sd: Float[np.ndarray, " k"]) -> Float[np.ndarray, " k"]:
-    """Return the effective sample size for the mean of each series of standard deviation `sd`, at most c·n."""
+def effective_size(
+    series: Float[np.ndarray, "c n k"], sd: Float[np.ndarray, " k"]
+) -> Float[np.ndarray, " k"]:
+    """Return the effective sample size for the mean of each series of standard deviation `sd`, at
+    most c·n."""
     size = float(series.shape[0] * series.shape[1])
     error = mcse_mean(series)
     # An estimate above c·n, of antithetic draws, would enlarge z and could raise a false alarm.
-    return np.minimum(np.where(error > 0, sd / np.where(error > 0, error, 1.0), np.sqrt(size)) ** 2, size)
+    return np.minimum(
+        np.where(error > 0, sd / np.where(error > 0, error, 1.0), np.sqrt(size)) ** 2, size
+    )
 
 
 def normal_score(
@@ -83,11 +91,13 @@ def normal_score(
 ) -> Float[np.ndarray, "*k"]:
     """Return the standard normal equivalent of t = mean·√ess/sd.
 
-    Two corrections keep short and skewed series from raising false alarms. With a = skew/√ess the monotone cubic
-    t + a t²/3 + a² t³/27 + a/6 of Hall (1992, doi:10.1111/j.2517-6161.1992.tb01872.x) replaces t where it is smaller,
-    but t is never multiplied by less than max(1/2, 1 − 10/√ess): far out the cubic is flat and would hide gross
-    failures. Then Student's t with max(ess − 1, 1) degrees of freedom is mapped to a normal by Wallace's (1959) formula
-    (8ν + 1)/(8ν + 3)·√(ν log(1 + t²/ν)), which does not underflow in the far tail.
+    Two corrections keep short and skewed series from raising false alarms. With a = skew/√ess the
+    monotone cubic t + a t²/3 + a² t³/27 + a/6 of Hall (1992,
+    doi:10.1111/j.2517-6161.1992.tb01872.x) replaces t where it is smaller, but t is never
+    multiplied by less than max(1/2, 1 − 10/√ess): far out the cubic is flat and would hide gross
+    failures. Then Student's t with max(ess − 1, 1) degrees of freedom is mapped to a normal by
+    Wallace's (1959) formula (8ν + 1)/(8ν + 3)·√(ν log(1 + t²/ν)), which does not underflow in the
+    far tail.
     """
     # Centring a constant leaves rounding of this size: divided by it, t would be any number.
     rounding = 1e-13 * np.abs(mean)
@@ -97,7 +107,9 @@ def normal_score(
     hall = t + a * t**2 / 3 + a**2 * t**3 / 27 + a / 6
     least = np.maximum(0.5, 1 - 10 / np.sqrt(ess))
     # NaN and overflow of the cubic fall back on t itself, the larger of the two.
-    size = np.where(np.isfinite(hall), np.clip(np.abs(hall), least * np.abs(t), np.abs(t)), np.abs(t))
+    size = np.where(
+        np.isfinite(hall), np.clip(np.abs(hall), least * np.abs(t), np.abs(t)), np.abs(t)
+    )
     nu = np.maximum(ess - 1.0, 1.0)
     z = (8 * nu + 1) / (8 * nu + 3) * np.sqrt(nu * np.log1p(size**2 / nu)) * np.sign(t)
     exact = np.where(mean == 0.0, 0.0, np.copysign(np.inf, mean))
@@ -110,7 +122,8 @@ _PAIRS = _ALL_PAIRS**2
 
 
 def tested_pairs(d: int) -> Bool[np.ndarray, "d d"]:
-    """Return which pairs (i, j) are tested: all up to d = 50, else a band |i − j| (cyclic) of about 2,500 pairs."""
+    """Return which pairs (i, j) are tested: all up to d = 50, else a band |i − j| (cyclic) of about
+    2,500 pairs."""
     lag = (np.arange(d)[None, :] - np.arange(d)[:, None]) % d
     return lag < _num_lags(d)
 
@@ -124,9 +137,9 @@ def z_products(
 ) -> Float[np.ndarray, "d d"]:
     """Return the z-scores of E[(x_i − x̄_i) s_j] = −δ_ij; NaN for pairs that are not tested.
 
-    The first three moments of every product series come from sums of products of powers of the columns, so memory is
-    O(n·d + d²). They bound |z| from above (independent draws); only where the bound exceeds `screen` is the series
-    formed and its ESS computed.
+    The first three moments of every product series come from sums of products of powers of the
+    columns, so memory is O(n·d + d²). They bound |z| from above (independent draws); only where the
+    bound exceeds `screen` is the series formed and its ESS computed.
     """
     d, lags = draws.shape[-1], _num_lags(draws.shape[-1])
     size = draws.shape[0] * draws.shape[1]
@@ -159,16 +172,22 @@ def z_products(
     return z
 
 
-def _by_lag(x: Float[np.ndarray, "n d"], s: Float[np.ndarray, "n d"], lags: int) -> Float[np.ndarray, "d l"]:
+def _by_lag(
+    x: Float[np.ndarray, "n d"], s: Float[np.ndarray, "n d"], lags: int
+) -> Float[np.ndarray, "d l"]:
     """Return the sums over rows of x_i s_j with j = i + lag, cyclic, for the first lags."""
     d = x.shape[1]
     # With all pairs wanted one GEMM has them; the band is read off it.
     if lags == d:
         return np.take_along_axis(x.T @ s, (np.arange(d)[:, None] + np.arange(d)) % d, axis=1)
-    return np.stack([np.einsum("ni,ni->i", x, np.roll(s, -lag, axis=1)) for lag in range(lags)], axis=1)
+    return np.stack(
+        [np.einsum("ni,ni->i", x, np.roll(s, -lag, axis=1)) for lag in range(lags)], axis=1
+    )
 
 
-def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"]) -> Float[np.ndarray, " d"]:
+def _root_mean_square(
+    columns: Float[np.ndarray, "n d"], centre: Float[np.ndarray, " d"]
+) -> Float[np.ndarray, " d"]:
     """Return the size of each column about its centre, one for a column that is zero."""
     squares = np.zeros(columns.shape[1])
     for some in in_blocks(*columns.shape):
@@ -179,7 +198,8 @@ def _root_mean_square(columns: Float[np.ndarray, "n d"], centre: Float[np.ndarra
 _RHAT = 1.05
 
 _HALVES = 400
-"""Half-chains whose effective sizes are computed, where R-hat is above the limit: a millisecond each in ArviZ."""
+"""Half-chains whose effective sizes are computed, where R-hat is above the limit: a millisecond
+each in ArviZ."""
 
 _SHORT_HALF = 25
 """Draws of half a chain below which many chains are tested for a drift instead."""
@@ -188,14 +208,16 @@ _SHORT_HALF = 25
 def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndarray, " d"]:
     """Return the coordinates whose chains, or whose first and second halves, disagree.
 
-    The draws are replaced by the normal scores of their ranks and every chain is split in two (Vehtari et al. 2021,
-    doi:10.1214/20-BA1221). A coordinate disagrees if its split R-hat exceeds 1.05 and the variance of the half-chain
-    means exceeds the mean squared MCSE of a half-chain by an F test at `level`, Bonferroni over the coordinates. R-hat
-    alone exceeds any fixed limit by chance in a short trace. A coordinate that never moves disagrees.
+    The draws are replaced by the normal scores of their ranks and every chain is split in two
+    (Vehtari et al. 2021, doi:10.1214/20-BA1221). A coordinate disagrees if its split R-hat exceeds
+    1.05 and the variance of the half-chain means exceeds the mean squared MCSE of a half-chain by
+    an F test at `level`, Bonferroni over the coordinates. R-hat alone exceeds any fixed limit by
+    chance in a short trace. A coordinate that never moves disagrees.
 
-    Chains of fewer than 50 draws may be shorter than their autocorrelation time and differ for that. Where there are at
-    least 32 of them they are tested for a drift: whether the mean, or the mean square, of the normal scores changes
-    from the first to the second halves by a t test over chains, at the same level.
+    Chains of fewer than 50 draws may be shorter than their autocorrelation time and differ for
+    that. Where there are at least 32 of them they are tested for a drift: whether the mean, or the
+    mean square, of the normal scores changes from the first to the second halves by a t test over
+    chains, at the same level.
 
     Parameters
     ----------
@@ -291,11 +313,13 @@ def _interval_jacobian(x: Column) -> Column:
 
 
 _ADD_JACOBIAN = (
-    "Add the log-Jacobian of the transformation to the log density before differentiating; attach_scores with the"
-    " NumPyro model does."
+    "Add the log-Jacobian of the transformation to the log density before differentiating; "
+    "attach_scores with the NumPyro model does."
 )
 
-_UNCONSTRAIN_SCORES = "Differentiate the log density, log-Jacobian included, with respect to the unconstrained draw."
+_UNCONSTRAIN_SCORES = (
+    "Differentiate the log density, log-Jacobian included, with respect to the unconstrained draw."
+)
 
 _UNCONSTRAIN_DRAWS = "Store the unconstrained draws beside these scores."
 
@@ -323,14 +347,16 @@ REPAIRS = (
     ),
     Repair(
         "constrained",
-        "are those of the constrained positive parameter θ = exp x, while the draws are unconstrained",
+        "are those of the constrained positive parameter θ = exp x, while the draws are "
+        "unconstrained",
         _UNCONSTRAIN_SCORES,
         _always,
         lambda x, s: (x, s * np.exp(x) + 1),
     ),
     Repair(
         "constrained",
-        "are those of the constrained unit-interval parameter θ = σ(x), while the draws are unconstrained",
+        "are those of the constrained unit-interval parameter θ = σ(x), while the draws are "
+        "unconstrained",
         _UNCONSTRAIN_SCORES,
         _always,
         lambda x, s: (x, s * _slope(x) + _interval_jacobian(x)),
@@ -356,10 +382,11 @@ AS_GIVEN = Repair("", "", "", _always, lambda x, s: (x, s))
 
 
 def z_repaired(draws: Column, scores: Column, repair: Repair) -> float:
-    """Return the largest |z| of four Stein identities of the repaired scores; ∞ where the repair cannot apply.
+    """Return the largest |z| of four Stein identities of the repaired scores; ∞ where the repair
+    cannot apply.
 
-    E[h′(x) + h(x) s] = 0 for h = 1, x − x̄ and the two local ones of `z_local`, whose products keep finite moments
-    when a wrong repair has heavy tails.
+    E[h′(x) + h(x) s] = 0 for h = 1, x − x̄ and the two local ones of `z_local`, whose products keep
+    finite moments when a wrong repair has heavy tails.
     """
     if not repair.applies(draws):
         return np.inf
@@ -375,14 +402,16 @@ def z_repaired(draws: Column, scores: Column, repair: Repair) -> float:
 
 
 def given_others(draws: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
-    """Return each coordinate less its linear regression on the others, r = Σ⁻¹(x − x̄)/diag Σ⁻¹; x − x̄ of few draws.
+    """Return each coordinate less its linear regression on the others, r = Σ⁻¹(x − x̄)/diag Σ⁻¹; x
+    − x̄ of few draws.
 
-    E[r_j s_j] = −1 as E[(x_j − x̄_j) s_j], but of a product with a standard deviation near 1.4 however correlated the
-    draws are, where the other's is √(1 + Σ_jj (Σ⁻¹)_jj) and hides a factor.
+    E[r_j s_j] = −1 as E[(x_j − x̄_j) s_j], but of a product with a standard deviation near 1.4
+    however correlated the draws are, where the other's is √(1 + Σ_jj (Σ⁻¹)_jj) and hides a factor.
     """
     centred = draws - draws.mean((0, 1))
     c, n, d = draws.shape
-    # The estimate of Σ⁻¹ has a bias of d/(c n), which must stay far below the error √(2/(c n)) of slow chains too.
+    # The estimate of Σ⁻¹ has a bias of d/(c n), which must stay far below the error √(2/(c n)) of
+    # slow chains too.
     if d == 1 or c * n < 40 * d**2:
         return centred
     flat = centred.reshape(-1, d)
@@ -395,9 +424,11 @@ def given_others(draws: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"
 
 
 def z_local(draws: Column, scores: Column) -> float:
-    """Return the largest |z| of E[h′(x) + h(x) s] = 0 for h = b and b·y, the bump b = exp(−y²/2), y = (x − median)/MAD.
+    """Return the largest |z| of E[h′(x) + h(x) s] = 0 for h = b and b·y, the bump b = exp(−y²/2), y
+    = (x − median)/MAD.
 
-    Wrong scores fail these too; the right scores of chains that have not explored the tails mostly pass.
+    Wrong scores fail these too; the right scores of chains that have not explored the tails mostly
+    pass.
     """
     return float(np.abs(z_zero_mean(np.stack(_local(draws, scores), axis=-1))).max())
 
@@ -413,11 +444,12 @@ def _local(x: Column, s: Column) -> tuple[Column, Column]:
 
 
 def z_bounded(draws: Column, scores: Column) -> float:
-    """Return the smallest |z| of E[h′ + h s] = 0 over functions h that vanish at the ends of a bounded support.
+    """Return the smallest |z| of E[h′ + h s] = 0 over functions h that vanish at the ends of a
+    bounded support.
 
-    Half-lines from the smallest draw a, to the largest b, and the interval (a, b), each with two functions: h and
-    h·exp(−h/h̄) on the half-lines, h and h·(x − (a + b)/2) on the interval. Infinite where the draws do not crowd at
-    an end, which they do where a density stops.
+    Half-lines from the smallest draw a, to the largest b, and the interval (a, b), each with two
+    functions: h and h·exp(−h/h̄) on the half-lines, h and h·(x − (a + b)/2) on the interval.
+    Infinite where the draws do not crowd at an end, which they do where a density stops.
     """
     low, high = draws - draws.min(), draws.max() - draws
     crowded = [np.quantile(h, 0.1) < _CROWDED * np.median(h) for h in (low, high)]
@@ -426,7 +458,9 @@ def z_bounded(draws: Column, scores: Column) -> float:
         if crowd:
             # h exp(−h/h̄) has the slope exp(−h/h̄)(1 − h/h̄) h′.
             ratio = h / h.mean()
-            candidates.append((h * scores + slope, np.exp(-ratio) * (h * scores + slope * (1 - ratio))))
+            candidates.append(
+                (h * scores + slope, np.exp(-ratio) * (h * scores + slope * (1 - ratio)))
+            )
     if any(crowded):
         # h = (x − a)(b − x), h′ = (b − x) − (x − a), and x − (a + b)/2 = −h′/2.
         h, slope = low * high, high - low
@@ -435,7 +469,8 @@ def z_bounded(draws: Column, scores: Column) -> float:
 
 
 def _worst(tests: tuple[Column, ...]) -> float:
-    """Return the largest |z| of the tests, or that of the first that fails: later ones cannot mend it."""
+    """Return the largest |z| of the tests, or that of the first that fails: later ones cannot mend
+    it."""
     worst = 0.0
     for series in tests:
         if not np.isfinite(series).all():

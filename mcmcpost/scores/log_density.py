@@ -1,7 +1,8 @@
 """Scores from a log density, and scores against one that was recorded.
 
-Gradients of a log density at stored draws are compiled once and computed in batches, over all devices. Recorded scores
-are compared with the differences of a recorded log density between near draws.
+Gradients of a log density at stored draws are compiled once and computed in batches, over all
+devices. Recorded scores are compared with the differences of a recorded log density between near
+draws.
 """
 
 from collections.abc import Callable
@@ -28,16 +29,16 @@ def batch_scores(
 ) -> Float[np.ndarray, "c n d"]:
     """Return the gradient of a log density at every stored draw, in float64.
 
-    s = ∇ log p(x). The gradient is compiled once and vectorised over blocks of equal size, each device taking its
-    share; a terminal shows a progress bar. A draw at which log p is NaN or infinite gets a NaN score (see
-    `value_and_score`).
+    s = ∇ log p(x). The gradient is compiled once and vectorised over blocks of equal size, each
+    device taking its share; a terminal shows a progress bar. A draw at which log p is NaN or
+    infinite gets a NaN score (see `value_and_score`).
 
     Parameters
     ----------
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, written in JAX.
     draws : (c, n, d) unconstrained draws.
-    given : a pytree of arrays (c, n, ...), whose values at a draw are the second argument of `logdensity_fn` there, as
-        discrete parameters.
+    given : a pytree of arrays (c, n, ...), whose values at a draw are the second argument of
+        `logdensity_fn` there, as discrete parameters.
     batch_size : draws differentiated at a time on each device; memory grows with it.
 
     Returns
@@ -46,13 +47,16 @@ def batch_scores(
 
     Raises
     ------
-    ValueError : `draws` is not (chain, draw, d), `batch_size` is below one, or the log density is not a scalar.
+    ValueError : `draws` is not (chain, draw, d), `batch_size` is below one, or the log density is
+        not a scalar.
     """
     where = "batch_scores"
     points = as_float64(where, "draws", draws, "chain, draw, d")
     check_count(where, "batch_size", batch_size, "Use 512.")
     if points.size == 0:
-        raise InputError(where, "at least one chain, draw and parameter", points.shape, "Sample first.")
+        raise InputError(
+            where, "at least one chain, draw and parameter", points.shape, "Sample first."
+        )
     rows = (points, *(() if given is None else (given,)))
 
     def at_first(draw: Array) -> Array:
@@ -68,8 +72,11 @@ def batch_scores(
     return scores.reshape(points.shape).astype(np.float64)
 
 
-def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int, name: str = "logdensity_fn") -> None:
-    """Refuse a log density that does not map one draw (d,) to a real scalar, or that JAX cannot trace."""
+def check_scalar(
+    where: str, logdensity_fn: Callable[[Array], Array], d: int, name: str = "logdensity_fn"
+) -> None:
+    """Refuse a log density that does not map one draw (d,) to a real scalar, or that JAX cannot
+    trace."""
     expected, cure = f"`{name}` to map one draw (d,) to a scalar", "Sum its terms."
 
     def checked(draw: Array) -> Array:
@@ -77,14 +84,18 @@ def check_scalar(where: str, logdensity_fn: Callable[[Array], Array], d: int, na
         if not isinstance(value, jax.Array | np.ndarray | np.generic | float):
             raise InputTypeError(where, expected, type(value).__name__, cure)
         if np.shape(value) != () or not jnp.issubdtype(jnp.result_type(value), jnp.floating):
-            raise InputError(where, expected, f"shape {np.shape(value)} of {jnp.result_type(value)}", cure)
+            raise InputError(
+                where, expected, f"shape {np.shape(value)} of {jnp.result_type(value)}", cure
+            )
         return jnp.asarray(value)
 
     try:
         in_either_precision(lambda: jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), float)))
     except NOT_TRACEABLE as error:
         got = str(error).partition("\n")[0]
-        raise InputTypeError(where, f"`{name}` written in JAX", got, "Use jax.numpy in place of NumPy.") from error
+        raise InputTypeError(
+            where, f"`{name}` written in JAX", got, "Use jax.numpy in place of NumPy."
+        ) from error
 
 
 class ValueAndScore(NamedTuple):
@@ -97,9 +108,11 @@ class ValueAndScore(NamedTuple):
 def value_and_score(
     logdensity_fn: Callable[[Array], Array], draw: Array, *, forward_mode: bool = False
 ) -> ValueAndScore:
-    """Return a log density and its gradient at one draw; the gradient is NaN where the value is not finite.
+    """Return a log density and its gradient at one draw; the gradient is NaN where the value is not
+    finite.
 
-    There automatic differentiation may give a finite gradient, which is wrong: a masked failure of an ODE solver does.
+    There automatic differentiation may give a finite gradient, which is wrong: a masked failure of
+    an ODE solver does.
 
     Parameters
     ----------
@@ -108,7 +121,9 @@ def value_and_score(
     """
     if forward_mode:
         basis = jnp.eye(draw.shape[0], dtype=draw.dtype)
-        value, slope = jax.vmap(lambda unit: jax.jvp(logdensity_fn, (draw,), (unit,)), out_axes=(None, 0))(basis)
+        value, slope = jax.vmap(
+            lambda unit: jax.jvp(logdensity_fn, (draw,), (unit,)), out_axes=(None, 0)
+        )(basis)
     else:
         value, slope = jax.value_and_grad(logdensity_fn)(draw)
     return ValueAndScore(value, jnp.where(jnp.isfinite(value), slope, jnp.nan))
@@ -117,7 +132,8 @@ def value_and_score(
 MOST_DRAWS = 2_000
 
 NEIGHBOURS = (1, 4, 16, 64)
-"""Ranks of the neighbours that a draw is paired with: the weights choose between near ones and rounding."""
+"""Ranks of the neighbours that a draw is paired with: the weights choose between near ones and
+rounding."""
 
 LEVEL = 1e-6
 
@@ -125,7 +141,8 @@ LARGEST = 0.01
 """By how much the factor may differ from one, and the shift in white coordinates from zero."""
 
 DOMINANT = 9.0
-"""Wrong scores must explain so many times the squared misfit that third derivatives leave, which look alike to 4."""
+"""Wrong scores must explain so many times the squared misfit that third derivatives leave, which
+look alike to 4."""
 
 
 class Misfit(NamedTuple):
@@ -144,13 +161,16 @@ class Misfit(NamedTuple):
 
 
 def misfit(
-    draws: Float[np.ndarray, "m d"], scores: Float[np.ndarray, "m d"], log_density: Float[np.ndarray, " m"]
+    draws: Float[np.ndarray, "m d"],
+    scores: Float[np.ndarray, "m d"],
+    log_density: Float[np.ndarray, " m"],
 ) -> Misfit | None:
-    """Compare ℓ(y) − ℓ(x) with ½(s(x) + s(y))·(y − x) over near pairs of draws, which differ by O(|y − x|³).
+    """Compare ℓ(y) − ℓ(x) with ½(s(x) + s(y))·(y − x) over near pairs of draws, which differ by
+    O(|y − x|³).
 
-    The differences of the two are regressed on the second and on y − x, with weights for errors of third order and for
-    the rounding of ℓ. A log density of the other sign, as some programs record, is turned. Draws at which none was
-    recorded (NaN, or an infinity) are left out.
+    The differences of the two are regressed on the second and on y − x, with weights for errors of
+    third order and for the rounding of ℓ. A log density of the other sign, as some programs record,
+    is turned. Draws at which none was recorded (NaN, or an infinity) are left out.
 
     Returns
     -------
@@ -173,13 +193,16 @@ def misfit(
     unit = (x - x.mean(axis=0)) / sd
     spread = np.linalg.cholesky(unit.T @ unit / m + 1e-12 * np.eye(d))
     z, t = np.linalg.solve(spread, unit.T).T, (s * sd) @ spread
-    # All distances by one matrix product: in many dimensions no tree is faster, and the ranks bear its rounding.
+    # All distances by one matrix product: in many dimensions no tree is faster, and the ranks bear
+    # its rounding.
     squares = (z**2).sum(axis=1)
     distances = squares[:, None] + squares - 2 * z @ z.T
     np.fill_diagonal(distances, np.inf)
     ranks = np.array([rank for rank in NEIGHBOURS if rank < m]) - 1
     other = np.argpartition(distances, ranks, axis=1)[:, ranks].ravel()
-    one, two = np.unique(np.sort(np.c_[np.repeat(np.arange(m), len(ranks)), other], axis=1), axis=0).T
+    one, two = np.unique(
+        np.sort(np.c_[np.repeat(np.arange(m), len(ranks)), other], axis=1), axis=0
+    ).T
     step = z[two] - z[one]
     # The error of the trapezoid is of third order; the floor keeps its inverse square finite.
     cubic = np.maximum(np.linalg.norm(step, axis=1), 1e-12) ** 3
@@ -188,7 +211,8 @@ def misfit(
     if np.median(np.abs(found + predicted) / cubic) < np.median(np.abs(found - predicted) / cubic):
         found = -found
     error = found - predicted
-    # The smallest difference of a rounded density is its rounding, that of others is next to nothing.
+    # The smallest difference of a rounded density is its rounding, that of others is next to
+    # nothing.
     rounding = np.diff(levels).min() + 1e-13 * np.abs(levels).max()
     regressors = np.c_[predicted, step]
     weight = 1 / np.hypot(np.median(np.abs(error) / cubic) * cubic, rounding)
@@ -200,20 +224,31 @@ def misfit(
         rest = error - regressors @ coefficients
         third = (rest**2 - rounding**2 / 6) / cubic**2  # the difference of two rounded numbers
         # Winsorised: a few pairs across a ridge must not decide what is usual.
-        size = np.minimum(np.maximum(third, 0.0), 20 * np.median(np.abs(third))) @ cubic / cubic.sum()
+        size = (
+            np.minimum(np.maximum(third, 0.0), 20 * np.median(np.abs(third))) @ cubic / cubic.sum()
+        )
         weight = 1 / np.hypot(np.sqrt(size) * cubic, rounding)
     # Pairs that share a draw are correlated: the sandwich sums over the pairs of each first draw.
     influence = np.zeros((m, d + 1))
     np.add.at(influence, one, regressors * (rest * weight**2)[:, None])
-    bread = np.linalg.pinv((regressors * weight[:, None]).T @ (regressors * weight[:, None]), hermitian=True)
+    bread = np.linalg.pinv(
+        (regressors * weight[:, None]).T @ (regressors * weight[:, None]), hermitian=True
+    )
     covariance = bread @ (influence.T @ influence) @ bread
     missed = np.abs(coefficients).max()
     explained = np.sum((regressors @ coefficients * weight) ** 2)
-    significant = chi2.sf(coefficients @ np.linalg.pinv(covariance, hermitian=True) @ coefficients, d + 1) < LEVEL
+    significant = (
+        chi2.sf(coefficients @ np.linalg.pinv(covariance, hermitian=True) @ coefficients, d + 1)
+        < LEVEL
+    )
     unsure = np.sqrt(np.maximum(np.diagonal(covariance), 0.0)).max()
     return Misfit(
         factor=1 / (1 + coefficients[0]),
         shift=np.linalg.solve(spread.T, -coefficients[1:]),
-        wrong=bool(significant and missed > LARGEST and explained > DOMINANT * size * np.sum((cubic * weight) ** 2)),
+        wrong=bool(
+            significant
+            and missed > LARGEST
+            and explained > DOMINANT * size * np.sum((cubic * weight) ** 2)
+        ),
         known=bool(max(missed, 3 * unsure) < LARGEST),
     )

@@ -1,4 +1,5 @@
-"""Solvers of symmetric positive definite kernel systems; each returns a record with value, status and cost."""
+"""Solvers of symmetric positive definite kernel systems; each returns a record with value, status
+and cost."""
 
 from mcmcpost.solve.conjugate_gradients import CGSolution, ConjugateGradients, conjugate_gradients
 from mcmcpost.solve.dense import (

@@ -25,15 +25,19 @@ class _ConjugateState(NamedTuple):
 
 
 def _first_state(precondition: BlockProduct, value: Array, residual: Array) -> _ConjugateState:
-    # The first direction is P⁻¹r₀; b, as Algorithm 1 of Lin et al. (2024) prints, diverges with a first guess.
+    # The first direction is P⁻¹r₀; b, as Algorithm 1 of Lin et al. (2024) prints, diverges with a
+    # first guess.
     first = precondition(residual)
-    return _ConjugateState(value, residual, first, jnp.sum(residual * first, axis=0), jnp.ones((), bool))
+    return _ConjugateState(
+        value, residual, first, jnp.sum(residual * first, axis=0), jnp.ones((), bool)
+    )
 
 
 def _next_state(
     product: BlockProduct, precondition: BlockProduct, goal: Array, state: _ConjugateState
 ) -> _ConjugateState:
-    """Return the next state; a column within its goal, or without a direction of positive curvature, rests."""
+    """Return the next state; a column within its goal, or without a direction of positive
+    curvature, rests."""
     image = product(state.direction)
     curvature = jnp.sum(state.direction * image, axis=0)
     moving = (curvature > 0) & (jnp.linalg.norm(state.residual, axis=0) > goal)
@@ -45,7 +49,9 @@ def _next_state(
     memory = jnp.where(moving, energy / jnp.where(state.energy > 0, state.energy, 1), 0)
     onward = preconditioned + memory[None, :] * state.direction
     direction = jnp.where(moving[None, :], onward, state.direction)
-    return _ConjugateState(value, residual, direction, jnp.where(moving, energy, state.energy), jnp.any(moving))
+    return _ConjugateState(
+        value, residual, direction, jnp.where(moving, energy, state.energy), jnp.any(moving)
+    )
 
 
 class ConjugateGradients(AbstractIterativeSolver):
@@ -54,9 +60,9 @@ class ConjugateGradients(AbstractIterativeSolver):
     rtol : residual relative to each right-hand side.
     budget : in solver epochs, one product with the matrix each.
     rank : of the preconditioner; 0 for the diagonal alone.
-    gain : for control functionals and Stein weights: stop too, converged, once a product lowers the variance of the
-        rule by less than this fraction, long before the residual is small (docs/mathematics.md section 5); 0 for the
-        residual only.
+    gain : for control functionals and Stein weights: stop too, converged, once a product lowers the
+        variance of the rule by less than this fraction, long before the residual is small
+        (docs/mathematics.md section 5); 0 for the residual only.
     """
 
     rtol: float = 1e-3
@@ -67,7 +73,9 @@ class ConjugateGradients(AbstractIterativeSolver):
     def __check_init__(self) -> None:
         check_limits(self)
         check_count("ConjugateGradients", "rank", self.rank, "Use 300.", least=0)
-        check_number("ConjugateGradients", "gain", self.gain, "Use 0 for the residual only.", inside="[0, 1)")
+        check_number(
+            "ConjugateGradients", "gain", self.gain, "Use 0 for the residual only.", inside="[0, 1)"
+        )
 
     @override
     def prepare(self, system: Regularised) -> LowRankInverse:
@@ -79,13 +87,20 @@ class ConjugateGradients(AbstractIterativeSolver):
 
     @override
     def step(
-        self, system: Regularised, prepared: LowRankInverse, right: Array, state: _ConjugateState, key: jax.Array
+        self,
+        system: Regularised,
+        prepared: LowRankInverse,
+        right: Array,
+        state: _ConjugateState,
+        key: jax.Array,
     ) -> _ConjugateState:
         goal = self.rtol * jnp.ones(right.shape[1], right.dtype)
         return _next_state(system.matmul, prepared, goal, state)
 
     @override
-    def restart(self, prepared: LowRankInverse, state: _ConjugateState, residual: Array) -> _ConjugateState:
+    def restart(
+        self, prepared: LowRankInverse, state: _ConjugateState, residual: Array
+    ) -> _ConjugateState:
         return _first_state(prepared, state.value, residual)
 
     @override
@@ -132,9 +147,10 @@ def conjugate_gradients(
 ) -> CGSolution:
     """Solve AX = B for symmetric positive definite A, all columns sharing each product with A.
 
-    For systems that are no `Regularised` operator. Iterates while *any* column is above its tolerance, at most
-    `max_steps` products. A column whose search direction has vanished (it is solved, or b = 0) rests. Starting at zero
-    keeps the iterates Galerkin, which the computation-aware variance needs (docs/mathematics.md section 5).
+    For systems that are no `Regularised` operator. Iterates while *any* column is above its
+    tolerance, at most `max_steps` products. A column whose search direction has vanished (it is
+    solved, or b = 0) rests. Starting at zero keeps the iterates Galerkin, which the
+    computation-aware variance needs (docs/mathematics.md section 5).
 
     Parameters
     ----------
@@ -144,12 +160,15 @@ def conjugate_gradients(
     rtol : relative to the norm of each right-hand side.
     max_steps : budget in products with A.
     initial : (n, k) a first guess; zero without one.
-    enough : (value, residual) ↦ a positive number that falls as the solve goes on, such as a variance.
+    enough : (value, residual) ↦ a positive number that falls as the solve goes on, such as a
+        variance.
     gain : stop, converged, once a step lowers `enough` by less than this fraction.
     """
     goal = rtol * jnp.linalg.norm(right_hand_sides, axis=0)
     if (enough is None) != (gain == 0):
-        raise InputError("conjugate_gradients", "`enough` with a positive `gain`, or neither", gain, "Give both.")
+        raise InputError(
+            "conjugate_gradients", "`enough` with a positive `gain`, or neither", gain, "Give both."
+        )
 
     def unsolved(loop: _Loop) -> Bool[Array, ""]:
         above = jnp.any(jnp.linalg.norm(loop.state.residual, axis=0) > goal)
@@ -164,10 +183,14 @@ def conjugate_gradients(
 
     value = jnp.zeros_like(right_hand_sides) if initial is None else initial
     start = _first_state(
-        precondition, value, right_hand_sides if initial is None else right_hand_sides - product(initial)
+        precondition,
+        value,
+        right_hand_sides if initial is None else right_hand_sides - product(initial),
     )
     infinite = jnp.asarray(jnp.inf, right_hand_sides.dtype)
-    end = jax.lax.while_loop(unsolved, advance, _Loop(start, jnp.zeros((), int), infinite, jnp.zeros((), bool)))
+    end = jax.lax.while_loop(
+        unsolved, advance, _Loop(start, jnp.zeros((), int), infinite, jnp.zeros((), bool))
+    )
     residual = end.state.residual
     converged = (jnp.linalg.norm(residual, axis=0) <= goal) | end.done
     return CGSolution(end.state.value, residual, converged, end.step)

@@ -1,6 +1,7 @@
 """Dense systems: Cholesky with a documented nugget ladder, and generalised least squares.
 
-Least squares under a covariance are by LAPACK, without compiling: on all rows, and without each block.
+Least squares under a covariance are by LAPACK, without compiling: on all rows, and without each
+block.
 """
 
 from collections.abc import Callable, Sequence
@@ -26,7 +27,8 @@ LADDER_LENGTH = 8
 
 
 class Cholesky(eqx.Module):
-    """Factorise the dense matrix; where it is not positive definite, raise its nugget tenfold until it is."""
+    """Factorise the dense matrix; where it is not positive definite, raise its nugget tenfold until
+    it is."""
 
 
 class Factor(NamedTuple):
@@ -43,11 +45,14 @@ class Factor(NamedTuple):
 
 
 @jax.jit  # eagerly the loop would be compiled again at each call
-def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]) -> Factor:
-    """Factorise ``gram + nugget·diag(noise)``; on breakdown raise the nugget tenfold, at most eight times.
+def factorise(
+    gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Float[Array, ""]
+) -> Factor:
+    """Factorise ``gram + nugget·diag(noise)``; on breakdown raise the nugget tenfold, at most eight
+    times.
 
-    docs/mathematics.md section 2 (the relative nugget η, falling back ×10 on Cholesky failure). The nugget used is in
-    the record, so a caller can say that the question was changed.
+    docs/mathematics.md section 2 (the relative nugget η, falling back ×10 on Cholesky failure). The
+    nugget used is in the record, so a caller can say that the question was changed.
     """
     index = jnp.arange(gram.shape[0])
 
@@ -68,7 +73,8 @@ def factorise(gram: Float[Array, "m m"], noise: Float[Array, " m"], nugget: Floa
 
 
 class Inverse(NamedTuple):
-    """The inverse (n, n) of a symmetric positive definite matrix and its log determinant; NaN where it is not one."""
+    """The inverse (n, n) of a symmetric positive definite matrix and its log determinant; NaN where
+    it is not one."""
 
     matrix: Float[Array | np.ndarray, "n n"]
     log_determinant: Float[Array | np.ndarray, ""]
@@ -77,8 +83,9 @@ class Inverse(NamedTuple):
 THREADED = 1_500
 """Order of a matrix from which on LAPACK may use several threads.
 
-Below it they gain a fifth at most, and on a busy machine they wait for each other: beside two other processes 500 rows
-took 3 to 40 times as long on two threads as on one (``benchmarks.gp.exact_likelihood --threads``).
+Below it they gain a fifth at most, and on a busy machine they wait for each other: beside two other
+processes 500 rows took 3 to 40 times as long on two threads as on one
+(``benchmarks.gp.exact_likelihood --threads``).
 """
 
 
@@ -95,8 +102,9 @@ def _thread_pools() -> ThreadpoolController:
 def invert(matrix: Float[Array, "n n"]) -> Inverse:
     """Return the inverse by Cholesky, outside of ``jit`` only.
 
-    On a CPU by LAPACK's ``potrf`` and ``potri``, n³ operations in all where XLA, which has no ``potri``, takes 7n³/3:
-    1.8 to 2.1 times the time (``benchmarks.gp.exact_likelihood``). Below 1,500 rows they use one thread.
+    On a CPU by LAPACK's ``potrf`` and ``potri``, n³ operations in all where XLA, which has no
+    ``potri``, takes 7n³/3: 1.8 to 2.1 times the time (``benchmarks.gp.exact_likelihood``). Below
+    1,500 rows they use one thread.
     """
     if next(iter(matrix.devices())).platform != "cpu":
         return Inverse(*_invert_by_solves(matrix))
@@ -109,7 +117,8 @@ def _invert_by_lapack(dense: Float[np.ndarray, "n n"]) -> Inverse:
     potrf, potri = scipy.linalg.get_lapack_funcs(("potrf", "potri"), (dense,))
     # Zeros above the diagonal let the sum with the transpose, below, fill the upper triangle of the
     # inverse.
-    lower, fault = potrf(dense.T, lower=1, clean=1)  # zeros above; dense is symmetric, its transpose in LAPACK's order
+    # zeros above; dense is symmetric, its transpose in LAPACK's order
+    lower, fault = potrf(dense.T, lower=1, clean=1)
     if fault:
         return Inverse(np.full_like(dense, np.nan), dense.dtype.type(np.nan))
     log_determinant = 2 * np.log(np.diagonal(lower)).sum()
@@ -121,14 +130,17 @@ def _invert_by_lapack(dense: Float[np.ndarray, "n n"]) -> Inverse:
 @jax.jit
 def _invert_by_solves(matrix: Float[Array, "n n"]) -> tuple[Float[Array, "n n"], Float[Array, ""]]:
     lower = jnp.linalg.cholesky(matrix)
-    return cho_solve((lower, True), jnp.eye(len(matrix), dtype=matrix.dtype)), 2 * jnp.sum(jnp.log(jnp.diag(lower)))
+    return cho_solve((lower, True), jnp.eye(len(matrix), dtype=matrix.dtype)), 2 * jnp.sum(
+        jnp.log(jnp.diag(lower))
+    )
 
 
 def sampling_factor(covariance: Float[Array, "i i"], size: Float[Array, ""]) -> Float[Array, "i i"]:
-    """Return a factor of a posterior covariance, which is known to the rounding of prior variances of that `size`.
+    """Return a factor of a posterior covariance, which is known to the rounding of prior variances
+    of that `size`.
 
-    Where the posterior is certain all of it is rounding, and a floor relative to itself would be too small. Zeros where
-    the prior has no variance.
+    Where the posterior is certain all of it is rounding, and a floor relative to itself would be
+    too small. Zeros where the prior has no variance.
     """
     floor = jnp.where(size > 0, 8 * jnp.finfo(covariance.dtype).eps * size, 1)
     lower = factorise(covariance, jnp.ones(len(covariance), covariance.dtype), floor).lower
@@ -136,19 +148,22 @@ def sampling_factor(covariance: Float[Array, "i i"], size: Float[Array, ""]) -> 
 
 
 ACCURATE = 0.38
-"""Power of the rounding unit up to which a relative residual is that of a solution, 1e-6 in double precision."""
+"""Power of the rounding unit up to which a relative residual is that of a solution, 1e-6 in double
+precision."""
 
 
 def is_accurate(relative: Float[Array, "*k"]) -> Bool[Array, ""]:
-    """Return whether relative residuals of a direct solve are all small enough for it to have converged."""
+    """Return whether relative residuals of a direct solve are all small enough for it to have
+    converged."""
     return jnp.all(relative <= jnp.finfo(relative.dtype).eps ** ACCURATE)
 
 
 def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solution:
-    """Solve by Cholesky; a matrix singular in its precision gets the smallest multiple of I that lets it be factored.
+    """Solve by Cholesky; a matrix singular in its precision gets the smallest multiple of I that
+    lets it be factored.
 
-    `Outcome.JITTERED` says so; the residual is that of the matrix as given. `Outcome.STAGNATED` says that the matrix
-    could be factored, and is too badly conditioned for a small residual.
+    `Outcome.JITTERED` says so; the residual is that of the matrix as given. `Outcome.STAGNATED`
+    says that the matrix could be factored, and is too badly conditioned for a small residual.
     """
     n = matrix.shape[0]
     # Of the size of the rounding of the diagonal: a smaller multiple of I would not change the
@@ -157,7 +172,9 @@ def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solu
     plain = jnp.linalg.cholesky(matrix)
     sound = ~jnp.isnan(plain[-1, -1])
     # `cond`, so that the ladder, up to nine more factorisations, is climbed only after a breakdown.
-    lower = jax.lax.cond(sound, lambda: plain, lambda: factorise(matrix, jnp.ones(n, matrix.dtype), floor).lower)
+    lower = jax.lax.cond(
+        sound, lambda: plain, lambda: factorise(matrix, jnp.ones(n, matrix.dtype), floor).lower
+    )
     value = cho_solve((lower, True), right)
     # The residual is of the matrix as given, so that it shows what the jitter has changed.
     residual = right - matrix @ value
@@ -168,11 +185,14 @@ def solve_dense(matrix: Float[Array, "n n"], right: Float[Array, "n k"]) -> Solu
     solved = jnp.where(is_accurate(relative), Outcome.CONVERGED, Outcome.STAGNATED)
     outcome = jnp.where(sound, solved, Outcome.JITTERED)
     outcome = jnp.where(finite, outcome, Outcome.BROKEN)
-    return Solution(value, residual, relative, outcome, jnp.ones((), int), jnp.ones((), matrix.dtype))
+    return Solution(
+        value, residual, relative, outcome, jnp.ones((), int), jnp.ones((), matrix.dtype)
+    )
 
 
 class LeastSquaresSolution(NamedTuple):
-    """Generalised least squares of f on H under a covariance A; NaN where A is not positive definite.
+    """Generalised least squares of f on H under a covariance A; NaN where A is not positive
+    definite.
 
     coefficients : (q, p), γ = (HᵀA⁻¹H)⁻¹HᵀA⁻¹f.
     dual : (m, p), c = A⁻¹(f − Hγ).
@@ -191,18 +211,25 @@ def fit_rows(
     basis: Float[np.ndarray, "m q"],
     values: Float[np.ndarray, "m p"],
 ) -> tuple[LeastSquaresSolution, float]:
-    """Return the generalised least squares under ``matrix + nugget·diag(noise)``, and the nugget that it needed.
+    """Return the generalised least squares under ``matrix + nugget·diag(noise)``, and the nugget
+    that it needed.
 
-    The basis H is unpenalised (docs/mathematics.md section 2): coefficients[0] is the estimate where H[:, 0] is the
-    constant.
+    The basis H is unpenalised (docs/mathematics.md section 2): coefficients[0] is the estimate
+    where H[:, 0] is the constant.
     """
     lower, used = _raise_nugget(cholesky_factor, matrix, noise, nugget)
-    return _nothing(basis, values) if lower is None else generalised_least_squares(lower, basis, values), used
+    return _nothing(basis, values) if lower is None else generalised_least_squares(
+        lower, basis, values
+    ), used
 
 
-def _nothing(basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"]) -> LeastSquaresSolution:
+def _nothing(
+    basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"]
+) -> LeastSquaresSolution:
     (rows, rank), width = basis.shape, values.shape[1]
-    return LeastSquaresSolution(*(np.full(shape, np.nan) for shape in ((rank, width), (rows, width), (rank, rank))))
+    return LeastSquaresSolution(
+        *(np.full(shape, np.nan) for shape in ((rank, width), (rows, width), (rank, rank)))
+    )
 
 
 def _raise_nugget[Found](
@@ -211,7 +238,8 @@ def _raise_nugget[Found](
     noise: Float[np.ndarray, " m"],
     nugget: float,
 ) -> tuple[Found | None, float]:
-    """Return what `attempt` finds, and the nugget, which is raised tenfold until it finds it, at most eight times."""
+    """Return what `attempt` finds, and the nugget, which is raised tenfold until it finds it, at
+    most eight times."""
     # `dpotrf` factorises a copy of its own: one copy here serves all rungs, of which the diagonal
     # alone differs.
     diagonal, raised = np.diagonal(matrix), matrix.copy()
@@ -223,38 +251,51 @@ def _raise_nugget[Found](
 
 
 def cholesky_factor(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"] | None:
-    """Return the lower Cholesky factor of a symmetric matrix, or None where it is not positive definite."""
+    """Return the lower Cholesky factor of a symmetric matrix, or None where it is not positive
+    definite."""
     if not len(matrix):
         return matrix
-    lower, fault = scipy.linalg.lapack.dpotrf(matrix.T, lower=1)  # its transpose is in LAPACK's order
+    # its transpose is in LAPACK's order
+    lower, fault = scipy.linalg.lapack.dpotrf(matrix.T, lower=1)
     return None if fault else lower
 
 
 class PositiveMatrix:
-    """A symmetric matrix by its Cholesky factor, whose leading blocks are the factors of those of the matrix."""
+    """A symmetric matrix by its Cholesky factor, whose leading blocks are the factors of those of
+    the matrix."""
 
     def __init__(self, matrix: Float[np.ndarray, "n n"]) -> None:
         self.lower = cholesky_factor(matrix)
-        self.matrix = matrix if self.lower is None else None  # a leading block may be positive definite all the same
+        # a leading block may be positive definite all the same
+        self.matrix = matrix if self.lower is None else None
 
     def solve(self, right: Float[np.ndarray, "r k"]) -> Float[np.ndarray, "r k"]:
-        """Return A⁻¹B of the leading block of the size of B, by LAPACK; NaN where it is not positive definite."""
+        """Return A⁻¹B of the leading block of the size of B, by LAPACK; NaN where it is not
+        positive definite."""
         size = len(right)
         block = None if self.lower is None else self.lower[:size, :size]
         if self.matrix is not None:
             block = cholesky_factor(self.matrix[:size, :size])
-        return np.full_like(right, np.nan) if block is None else scipy.linalg.lapack.dpotrs(block, right, lower=1)[0]
+        return (
+            np.full_like(right, np.nan)
+            if block is None
+            else scipy.linalg.lapack.dpotrs(block, right, lower=1)[0]
+        )
 
 
 def generalised_least_squares(
-    lower: Float[np.ndarray, "m m"], basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"]
+    lower: Float[np.ndarray, "m m"],
+    basis: Float[np.ndarray, "m q"],
+    values: Float[np.ndarray, "m p"],
 ) -> LeastSquaresSolution:
     """Solve the generalised least squares of kriging for A = LLᵀ by a QR of L⁻¹H."""
     # White in L⁻¹ coordinates: generalised least squares becomes ordinary (section 2, Semi-exact),
     # and the QR keeps the condition of L⁻¹H, where HᵀA⁻¹H has its square.
     white = solve_lower(lower, np.concatenate([basis, values], axis=1))
     coefficients, residual, covariance = _white_least_squares(white, basis.shape[1])
-    return LeastSquaresSolution(coefficients, solve_lower(lower, residual, transposed=True), covariance)
+    return LeastSquaresSolution(
+        coefficients, solve_lower(lower, residual, transposed=True), covariance
+    )
 
 
 def solve_lower(
@@ -290,12 +331,14 @@ def leave_blocks_out(
     values: Float[np.ndarray, "n p"],
     sizes: Sequence[int],
 ) -> tuple[list[LeastSquaresSolution], float]:
-    """Return what `fit_rows` does without each of k blocks of rows in turn, and one nugget that all of them needed.
+    """Return what `fit_rows` does without each of k blocks of rows in turn, and one nugget that all
+    of them needed.
 
-    Half of the blocks are eliminated, A_RR − A_RE A_EE⁻¹A_ER is what the other half sees, and so on down to one block:
-    about .8n³ operations where k factorisations take kn³/3. Every step is a Cholesky factorisation of some ordering of
-    the rows, so that no digits are lost to a small nugget, as they are where A⁻¹ is downdated. The tree is that of
-    cross-validation by Joulani, György and Szepesvári (2015, arXiv 1507.00066).
+    Half of the blocks are eliminated, A_RR − A_RE A_EE⁻¹A_ER is what the other half sees, and so on
+    down to one block: about .8n³ operations where k factorisations take kn³/3. Every step is a
+    Cholesky factorisation of some ordering of the rows, so that no digits are lost to a small
+    nugget, as they are where A⁻¹ is downdated. The tree is that of cross-validation by Joulani,
+    György and Szepesvári (2015, arXiv 1507.00066).
 
     Parameters
     ----------
@@ -317,13 +360,19 @@ def leave_blocks_out(
         middle, start = len(blocks) // 2, edges[blocks[0]]
         solutions = []
         # Each half is eliminated once, for all blocks of the other half: log₂ k levels.
-        for kept, dropped in ((blocks[:middle], blocks[middle:]), (blocks[middle:], blocks[:middle])):
+        for kept, dropped in (
+            (blocks[:middle], blocks[middle:]),
+            (blocks[middle:], blocks[:middle]),
+        ):
             rows = [slice(edges[b[0]], edges[b[-1] + 1]) for b in (dropped, kept)]
             drop, keep = (slice(part.start - start, part.stop - start) for part in rows)
             lower = cholesky_factor(matrix[drop, drop])
             if lower is None:
                 return None
-            across, white = solve_lower(lower, matrix[drop, keep]), solve_lower(lower, columns[drop])
+            across, white = (
+                solve_lower(lower, matrix[drop, keep]),
+                solve_lower(lower, columns[drop]),
+            )
             # A_RR − A_RE A_EE⁻¹ A_ER (section 2, Hyper-parameters), and H and f given the rows E
             # alike.
             inner = matrix[keep, keep] - across.T @ across
@@ -359,7 +408,8 @@ def _solve(path: tuple[_Eliminated, ...], rank: int, num_rows: int) -> LeastSqua
 def _white_least_squares(
     white: Float[np.ndarray, "m w"], rank: int
 ) -> tuple[Float[np.ndarray, "q p"], Float[np.ndarray, "m p"], Float[np.ndarray, "q q"]]:
-    """Return the coefficients, residuals and (HᵀH)⁻¹ of the ordinary least squares of the columns after `rank`."""
+    """Return the coefficients, residuals and (HᵀH)⁻¹ of the ordinary least squares of the columns
+    after `rank`."""
     values = white[:, rank:]
     q, r = np.linalg.qr(white[:, :rank])
     along = q.T @ values

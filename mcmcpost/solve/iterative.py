@@ -1,4 +1,5 @@
-"""The result of a solver, the contract of an iterative solver, and the loop that runs every one of them."""
+"""The result of a solver, the contract of an iterative solver, and the loop that runs every one of
+them."""
 
 import abc
 from enum import IntEnum
@@ -19,15 +20,19 @@ class Outcome(IntEnum):
     RUNNING = 0
     """Not a final state."""
     CONVERGED = 1
-    """The residual, recomputed from the value, is within twice the tolerance; the solver's own was within it."""
+    """The residual, recomputed from the value, is within twice the tolerance; the solver's own was
+    within it."""
     BUDGET = 2
-    """The budget ended first; the value is the last one, whose residual need not be below that of zero."""
+    """The budget ended first; the value is the last one, whose residual need not be below that of
+    zero."""
     STAGNATED = 3
     """The tolerance is below what this precision and matrix allow."""
     BROKEN = 4
-    """The matrix is not positive definite, or a number is not finite; the value is the last finite one."""
+    """The matrix is not positive definite, or a number is not finite; the value is the last finite
+    one."""
     JITTERED = 5
-    """Solved, but the matrix was singular in this precision: a multiple of the identity was added to factorise it."""
+    """Solved, but the matrix was singular in this precision: a multiple of the identity was added
+    to factorise it."""
 
 
 class Solution(NamedTuple):
@@ -38,7 +43,8 @@ class Solution(NamedTuple):
     residual_norms : (k,) of the residual relative to its right-hand side.
     outcome : an `Outcome`.
     num_steps : of the solver.
-    epochs : every entry of A computed once is one; preparation, steps and the check of the residual together.
+    epochs : every entry of A computed once is one; preparation, steps and the check of the residual
+        together.
     """
 
     value: Float[Array, "n k"]
@@ -50,14 +56,16 @@ class Solution(NamedTuple):
 
 
 def column_norms(B: Float[Array, "n k"]) -> Float[Array, " k"]:
-    """Return the Euclidean norms (k,) of columns, also where their squares would overflow or vanish."""
+    """Return the Euclidean norms (k,) of columns, also where their squares would overflow or
+    vanish."""
     peak = jnp.max(jnp.abs(B), axis=0)
     unit = jnp.where(peak > 0, peak, 1)
     return unit * jnp.linalg.norm(B / unit[None], axis=0)
 
 
 SLACK = 2.0
-"""Factor by which a recomputed residual may exceed the tolerance, for the rounding errors of the recursion."""
+"""Factor by which a recomputed residual may exceed the tolerance, for the rounding errors of the
+recursion."""
 
 PATIENCE = 3
 """Recomputed residuals in a row that did not halve, after which the tolerance is out of reach."""
@@ -66,8 +74,8 @@ PATIENCE = 3
 class AbstractIterativeSolver(eqx.Module):
     """A solver as a state machine, for right-hand sides of unit norm.
 
-    A state is a NamedTuple with `value` and `residual` (n, k), which may lag behind, and `working`, false once no step
-    can change the value any more.
+    A state is a NamedTuple with `value` and `residual` (n, k), which may lag behind, and `working`,
+    false once no step can change the value any more.
 
     rtol : of the residual, relative to each right-hand side.
     budget : in solver epochs.
@@ -85,7 +93,9 @@ class AbstractIterativeSolver(eqx.Module):
         """Return the state at `value`, whose residual is exact."""
 
     @abc.abstractmethod
-    def step(self, system: Regularised, prepared: Any, right: Array, state: Any, key: jax.Array) -> Any:
+    def step(
+        self, system: Regularised, prepared: Any, right: Array, state: Any, key: jax.Array
+    ) -> Any:
         """Return the next state."""
 
     @abc.abstractmethod
@@ -133,7 +143,8 @@ def iterate(
     probes: int,
     key: jax.Array,
 ) -> Solution:
-    """Drive `solver` until the recomputed residual is within tolerance, or the budget, or progress, ends."""
+    """Drive `solver` until the recomputed residual is within tolerance, or the budget, or progress,
+    ends."""
     n = right.shape[0]
     norms = column_norms(right)
     unit = jnp.where(norms > 0, norms, 1)
@@ -153,7 +164,11 @@ def iterate(
         state = jax.tree.map(lambda ours, old: jnp.where(finite, ours, old), new, run.state)
         outcome = jnp.where(finite & new.working, run.outcome, Outcome.BROKEN)
         return run._replace(
-            state=state, spent=run.spent + cost, epochs=run.epochs + cost, steps=run.steps + 1, outcome=outcome
+            state=state,
+            spent=run.spent + cost,
+            epochs=run.epochs + cost,
+            steps=run.steps + 1,
+            outcome=outcome,
         )
 
     def check(run: _Run) -> _Run:
@@ -165,7 +180,11 @@ def iterate(
         outcome = jnp.where(size <= SLACK * solver.rtol, Outcome.CONVERGED, outcome)
         state = solver.restart(prepared, run.state, residual)
         return run._replace(
-            state=state, epochs=run.epochs + 1, checked=size, failures=failures, outcome=outcome.astype(int)
+            state=state,
+            epochs=run.epochs + 1,
+            checked=size,
+            failures=failures,
+            outcome=outcome.astype(int),
         )
 
     def body(run: _Run) -> _Run:

@@ -1,4 +1,5 @@
-"""Kernel and nugget of a control functional by restricted marginal likelihood: by L-BFGS or on a grid."""
+"""Kernel and nugget of a control functional by restricted marginal likelihood: by L-BFGS or on a
+grid."""
 
 import functools
 from typing import NamedTuple
@@ -13,14 +14,22 @@ from jaxtyping import Array, Float
 from mcmcpost.core.arrays import pad_columns
 from mcmcpost.core.errors import InputError
 from mcmcpost.solve.dense import blas_threads
-from mcmcpost.solve.search import KERNEL_MEMORY, LBFGS, Hyperparameters, Packing, TrainingProblem, is_positive
+from mcmcpost.solve.search import (
+    KERNEL_MEMORY,
+    LBFGS,
+    Hyperparameters,
+    Packing,
+    TrainingProblem,
+    is_positive,
+)
 from mcmcpost.stein import AbstractKernel, SquaredExponential, stein_gram
 
 
 class RestrictedLikelihood(NamedTuple):
     """Negative log restricted likelihoods of p integrands, and the derivative of their sum in A.
 
-    losses : (p,) in nats, up to a constant; NaN where A is not positive definite, zero for a column of zeros.
+    losses : (p,) in nats, up to a constant; NaN where A is not positive definite, zero for a column
+        of zeros.
     slope : (m, m) ∂(Σ losses)/∂A.
     """
 
@@ -35,7 +44,8 @@ def stein_covariance(
     noise: Float[Array, " m"],
     nugget: Float[Array, ""],
 ) -> Float[Array, "m m"]:
-    """Return A = K₀/mean(diag K₀) + η·diag(noise): the one ridge convention (docs/mathematics.md section 2)."""
+    """Return A = K₀/mean(diag K₀) + η·diag(noise): the one ridge convention (docs/mathematics.md
+    section 2)."""
     gram = stein_gram(kernel, draws, scores)
     return gram / jnp.mean(jnp.diagonal(gram)) + nugget * jnp.diag(noise)
 
@@ -45,9 +55,10 @@ def negative_restricted_likelihood(
 ) -> RestrictedLikelihood:
     """Evaluate ½(m−q) log(fᵀPf) + ½ log det A + ½ log det HᵀA⁻¹H for each column f of `values`.
 
-    The constants Hγ are profiled out by generalised least squares and the amplitude of each integrand by its maximum;
-    P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹. The gradient is analytic: ½pP − ½(m−q) Σ (Pf)(Pf)ᵀ/(fᵀPf). Sun, Barp and Briol
-    (2023), Appendix D.2, with the quadratic form that its print lost (docs/mathematics.md section 2).
+    The constants Hγ are profiled out by generalised least squares and the amplitude of each
+    integrand by its maximum; P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹. The gradient is analytic: ½pP − ½(m−q)
+    Σ (Pf)(Pf)ᵀ/(fᵀPf). Sun, Barp and Briol (2023), Appendix D.2, with the quadratic form that its
+    print lost (docs/mathematics.md section 2).
 
     Parameters
     ----------
@@ -71,7 +82,8 @@ def negative_restricted_likelihood(
 def _losses(
     lower: Float[Array, "m m"], basis: Float[Array, "m q"], values: Float[Array, "m p"]
 ) -> tuple[Float[Array, " p"], Float[Array, "m p"], Float[Array, "m q"], Float[Array, " p"]]:
-    """Return the losses, the white residuals w = (1 − QQᵀ)L⁻¹f with the orthonormal Q of L⁻¹H, and wᵀw = fᵀPf."""
+    """Return the losses, the white residuals w = (1 − QQᵀ)L⁻¹f with the orthonormal Q of L⁻¹H, and
+    wᵀw = fᵀPf."""
     size, rank = basis.shape
     q, r = jnp.linalg.qr(solve_triangular(lower, basis, lower=True))
     white = solve_triangular(lower, values, lower=True)
@@ -82,7 +94,12 @@ def _losses(
     # ½ log det A is the sum of log diag L, and ½ log det HᵀA⁻¹H that of log |diag R|.
     half_logdet = jnp.sum(jnp.log(jnp.diagonal(lower))) + jnp.sum(jnp.log(jnp.abs(jnp.diagonal(r))))
     real = jnp.any(values != 0, axis=0)
-    return jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0), white, q, energy
+    return (
+        jnp.where(real, 0.5 * (size - rank) * jnp.log(energy) + half_logdet, 0.0),
+        white,
+        q,
+        energy,
+    )
 
 
 PRIOR_SD = 1.5
@@ -94,7 +111,8 @@ Without it the lengthscale of a coordinate that has no effect would be infinite.
 NUGGET_BOUNDS = (1e-8, 1e2)
 
 RESTRICTED_RANGE = np.exp(3.5)
-"""Factor, 33, within which parameters of the kernel stay of their start: no line search reaches a diagonal kernel."""
+"""Factor, 33, within which parameters of the kernel stay of their start: no line search reaches a
+diagonal kernel."""
 
 
 class Tuned(NamedTuple):
@@ -125,12 +143,14 @@ def maximise_restricted_likelihood(
     shortest: float = 1 / RESTRICTED_RANGE,
     max_steps: int = 50,
 ) -> Tuned:
-    """Tune every positive parameter of the kernel, and the nugget if it is free, for all integrands jointly.
+    """Tune every positive parameter of the kernel, and the nugget if it is free, for all integrands
+    jointly.
 
-    Several starts, at large lengthscales, because the likelihood has poor local optima and a single start leaves rare
-    outliers (docs/mathematics.md section 2). Parameters that are zero or negative (a centre) are held fixed. An
-    evaluation whose covariance is not positive definite counts as +∞, which the line search backs away from; if every
-    start is one, the nugget is raised tenfold until it is not.
+    Several starts, at large lengthscales, because the likelihood has poor local optima and a single
+    start leaves rare outliers (docs/mathematics.md section 2). Parameters that are zero or negative
+    (a centre) are held fixed. An evaluation whose covariance is not positive definite counts as +∞,
+    which the line search backs away from; if every start is one, the nugget is raised tenfold until
+    it is not.
 
     Parameters
     ----------
@@ -159,10 +179,17 @@ def maximise_restricted_likelihood(
         bounds[:, 0] = initial + np.log(shortest)
         # The nugget's box holds its start whatever was asked for: L-BFGS-B must not begin outside.
         lowest, highest = NUGGET_BOUNDS
-        bounds[packing.where(Hyperparameters(False, True))] = np.log((min(lowest, nugget), max(highest, nugget)))
+        bounds[packing.where(Hyperparameters(False, True))] = np.log(
+            (min(lowest, nugget), max(highest, nugget))
+        )
         packings.append(packing)
-        problems.append(TrainingProblem(functools.partial(_restricted_loss, centre, packing, data), initial, bounds))
-    with blas_threads(len(values)):  # threads that wait for each other took six times as long on two cores
+        problems.append(
+            TrainingProblem(
+                functools.partial(_restricted_loss, centre, packing, data), initial, bounds
+            )
+        )
+    # threads that wait for each other took six times as long on two cores
+    with blas_threads(len(values)):
         best = LBFGS(max_steps, memory=KERNEL_MEMORY).minimise_from(problems)
     if best is not None:
         kernel, level = jax.tree.map(np.asarray, packings[best.start].unpack(jnp.asarray(best.x)))
@@ -170,8 +197,9 @@ def maximise_restricted_likelihood(
     # No start was positive definite: the question is changed as in the ladder of `factorise`.
     if nugget >= NUGGET_BOUNDS[1]:
         raise InputError(
-            "maximise_restricted_likelihood: expected a positive definite Stein kernel matrix at one start, got none "
-            f"at nugget {nugget:g}. Raise `nugget` or pass a kernel with a shorter lengthscale."
+            "maximise_restricted_likelihood: expected a positive definite Stein kernel "
+            f"matrix at one start, got none at nugget {nugget:g}. Raise `nugget` or pass a "
+            "kernel with a shorter lengthscale."
         )
     return maximise_restricted_likelihood(
         starts,
@@ -210,11 +238,12 @@ def _restricted_loss(
 
 
 GRID_SPREADS = (0.1, 0.5, 2.0, 8.0, 32.0)
-"""Squared lengthscales, relative to the median squared distance: short ones for corners and steps in few dimensions,
-long ones for smooth posteriors."""
+"""Squared lengthscales, relative to the median squared distance: short ones for corners and steps
+in few dimensions, long ones for smooth posteriors."""
 
 GRID_NUGGETS = (1e-10, 1e-7, 1e-4, 1e-2, 1.0)
-"""Relative nuggets η; the large ones serve rough integrands, the least one few draws of a smooth one."""
+"""Relative nuggets η; the large ones serve rough integrands, the least one few draws of a smooth
+one."""
 
 
 class GridChoice(NamedTuple):
@@ -251,7 +280,10 @@ def _grid_losses(
         gram = gram / jnp.mean(jnp.diagonal(gram))
         eye = jnp.eye(gram.shape[0], dtype=gram.dtype)
         # `map`, not `vmap`: one (m, m) matrix in memory at a time.
-        return jax.lax.map(lambda nugget: _losses(jnp.linalg.cholesky(gram + nugget * eye), basis, values)[0], nuggets)
+        return jax.lax.map(
+            lambda nugget: _losses(jnp.linalg.cholesky(gram + nugget * eye), basis, values)[0],
+            nuggets,
+        )
 
     return jax.lax.map(of_lengthscale, lengthscales)
 
@@ -265,10 +297,11 @@ def search_grid(
     shared: bool,
     nuggets: tuple[float, ...] = GRID_NUGGETS,
 ) -> tuple[GridChoice, ...]:
-    """Choose lengthscale and nugget from the grid, for every integrand by itself or, `shared`, for all together.
+    """Choose lengthscale and nugget from the grid, for every integrand by itself or, `shared`, for
+    all together.
 
-    Every grid point costs one factorisation for all integrands. The grid depends on the draws alone, so that what is
-    chosen for one integrand does not depend on the others.
+    Every grid point costs one factorisation for all integrands. The grid depends on the draws
+    alone, so that what is chosen for one integrand does not depend on the others.
 
     Parameters
     ----------
@@ -279,11 +312,17 @@ def search_grid(
     """
     lengthscales = np.sqrt(np.asarray(GRID_SPREADS) * _median_squared_distance(draws))
     with blas_threads(len(values)):
-        losses = np.asarray(_grid_losses(draws, scores, basis, pad_columns(values), lengthscales, np.asarray(nuggets)))
+        losses = np.asarray(
+            _grid_losses(
+                draws, scores, basis, pad_columns(values), lengthscales, np.asarray(nuggets)
+            )
+        )
     losses = losses[..., : values.shape[1]]
     # NaN would win argmin; a huge number loses to every point that is positive definite.
     flat = np.where(np.isfinite(losses), losses, 1e300).reshape(-1, values.shape[1])
-    best = np.full(values.shape[1], np.argmin(flat.sum(axis=1))) if shared else np.argmin(flat, axis=0)
+    best = (
+        np.full(values.shape[1], np.argmin(flat.sum(axis=1))) if shared else np.argmin(flat, axis=0)
+    )
     groups = []
     for point in np.unique(best):
         i, j = divmod(int(point), len(nuggets))

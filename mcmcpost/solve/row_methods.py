@@ -1,7 +1,9 @@
-"""Iterative solvers that update some rows at a time: alternating projections and stochastic gradient descent.
+"""Iterative solvers that update some rows at a time: alternating projections and stochastic
+gradient descent.
 
-Alternating projections are greedy block Gauss–Seidel on factors of the diagonal blocks, computed once. Stochastic
-gradient descent with momentum takes random rows; its step size is found from the matrix.
+Alternating projections are greedy block Gauss–Seidel on factors of the diagonal blocks, computed
+once. Stochastic gradient descent with momentum takes random rows; its step size is found from the
+matrix.
 """
 
 from typing import NamedTuple, override
@@ -33,10 +35,12 @@ class _ProjectionState(NamedTuple):
 
 
 class AlternatingProjections(AbstractIterativeSolver):
-    """Solve the block of rows whose residuals have the largest sum of squares, update every residual, repeat.
+    """Solve the block of rows whose residuals have the largest sum of squares, update every
+    residual, repeat.
 
-    Wu, Wenger, Jones, Pleiss and Gardner (2024); Lin et al. (2024), Algorithm 2, whose choice of block by the norm of
-    a sum is corrected to the sum of squared norms. Memory is n·block_size for the factors of the diagonal blocks.
+    Wu, Wenger, Jones, Pleiss and Gardner (2024); Lin et al. (2024), Algorithm 2, whose choice of
+    block by the norm of a sum is corrected to the sum of squared norms. Memory is n·block_size for
+    the factors of the diagonal blocks.
 
     rtol : of the residual, relative to each right-hand side.
     budget : in solver epochs; a step costs block_size/n of one.
@@ -63,7 +67,9 @@ class AlternatingProjections(AbstractIterativeSolver):
             # decouple.
             some, own = block
             both = own[:, None] & own[None, :]
-            return jnp.linalg.cholesky(jnp.where(both, system.block(some), jnp.eye(size, dtype=system.dtype)))
+            return jnp.linalg.cholesky(
+                jnp.where(both, system.block(some), jnp.eye(size, dtype=system.dtype))
+            )
 
         return _Blocks(rows, real, jax.lax.map(factor, (rows, real)))
 
@@ -73,21 +79,32 @@ class AlternatingProjections(AbstractIterativeSolver):
 
     @override
     def step(
-        self, system: Regularised, prepared: _Blocks, right: Array, state: _ProjectionState, key: jax.Array
+        self,
+        system: Regularised,
+        prepared: _Blocks,
+        right: Array,
+        state: _ProjectionState,
+        key: jax.Array,
     ) -> _ProjectionState:
         # Squared norms, not the norm of a sum as printed: residuals of opposite signs would cancel.
         squares = jnp.sum(state.residual**2, axis=1)
         worst = jnp.argmax(jnp.sum(jnp.where(prepared.real, squares[prepared.rows], 0), axis=1))
         rows, real = prepared.rows[worst], prepared.real[worst][:, None]
-        change = cho_solve((prepared.factors[worst], True), jnp.where(real, state.residual[rows], 0))
+        change = cho_solve(
+            (prepared.factors[worst], True), jnp.where(real, state.residual[rows], 0)
+        )
         # Padding repeats row n − 1, and `add` below would count its change once for each copy.
         change = jnp.where(real, change, 0)
         return _ProjectionState(
-            state.value.at[rows].add(change), state.residual - system.columns_matmul(rows, change), state.working
+            state.value.at[rows].add(change),
+            state.residual - system.columns_matmul(rows, change),
+            state.working,
         )
 
     @override
-    def restart(self, prepared: _Blocks, state: _ProjectionState, residual: Array) -> _ProjectionState:
+    def restart(
+        self, prepared: _Blocks, state: _ProjectionState, residual: Array
+    ) -> _ProjectionState:
         return state._replace(residual=residual)
 
     @override
@@ -105,11 +122,13 @@ class AlternatingProjections(AbstractIterativeSolver):
 
 
 GROWTH = 4.0
-"""A residual estimate so many times its smallest is divergence: return to the smallest and halve the step."""
+"""A residual estimate so many times its smallest is divergence: return to the smallest and halve
+the step."""
 
 
 class _DescentState(NamedTuple):
-    """`residual` holds each row as it was when last visited; `best_*` is where its norm was smallest."""
+    """`residual` holds each row as it was when last visited; `best_*` is where its norm was
+    smallest."""
 
     value: Float[Array, "n k"]
     residual: Float[Array, "n k"]
@@ -124,9 +143,9 @@ class _DescentState(NamedTuple):
 class StochasticGradientDescent(AbstractIterativeSolver):
     """Minimise ½xᵀAx − bᵀx by gradients at a few random rows, with momentum.
 
-    Lin et al. (2024), Algorithm 3; the residual starts from that of the first guess, not from the right-hand side. The
-    first step size is 1/λ, λ the largest eigenvalue of the block of A at `batch_size` evenly spaced rows; divergence
-    halves it.
+    Lin et al. (2024), Algorithm 3; the residual starts from that of the first guess, not from the
+    right-hand side. The first step size is 1/λ, λ the largest eigenvalue of the block of A at
+    `batch_size` evenly spaced rows; divergence halves it.
 
     rtol : of the residual, relative to each right-hand side.
     budget : in solver epochs; a step costs batch_size/n of one.
@@ -146,7 +165,9 @@ class StochasticGradientDescent(AbstractIterativeSolver):
         where = "StochasticGradientDescent"
         check_count(where, "batch_size", self.batch_size, "Use 500.")
         check_number(where, "momentum", self.momentum, "Use 0.9.", inside="[0, 1)")
-        check_number(where, "step_size", self.step_size, "Leave it out to have it found.", optional=True)
+        check_number(
+            where, "step_size", self.step_size, "Leave it out to have it found.", optional=True
+        )
 
     @override
     def prepare(self, system: Regularised) -> Float[Array, ""]:
@@ -162,12 +183,24 @@ class StochasticGradientDescent(AbstractIterativeSolver):
     def init(self, prepared: Array, value: Array, residual: Array) -> _DescentState:
         norm = jnp.linalg.norm(residual)
         return _DescentState(
-            value, residual, jnp.zeros_like(value), prepared, value, residual, norm, jnp.ones((), bool)
+            value,
+            residual,
+            jnp.zeros_like(value),
+            prepared,
+            value,
+            residual,
+            norm,
+            jnp.ones((), bool),
         )
 
     @override
     def step(
-        self, system: Regularised, prepared: Array, right: Array, state: _DescentState, key: jax.Array
+        self,
+        system: Regularised,
+        prepared: Array,
+        right: Array,
+        state: _DescentState,
+        key: jax.Array,
     ) -> _DescentState:
         n = right.shape[0]
         rows = jax.random.choice(key, n, (self._batch(n),), replace=False)

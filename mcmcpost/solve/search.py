@@ -1,7 +1,7 @@
 """The search for hyper-parameters: their unconstrained vector, bounded L-BFGS and Adam.
 
-Free parameters of kernels, noises and whatever is tuned with them are one vector of unconstrained numbers. L-BFGS
-starts from one point or from several.
+Free parameters of kernels, noises and whatever is tuned with them are one vector of unconstrained
+numbers. L-BFGS starts from one point or from several.
 """
 
 import abc
@@ -49,7 +49,8 @@ class AbstractScale(eqx.Module):
 
     @abc.abstractmethod
     def interval(self, x: Float[np.ndarray, " h"], factor: float) -> tuple[np.ndarray, np.ndarray]:
-        """Return the unconstrained parameters of the positive values of x divided by the factor, and times it."""
+        """Return the unconstrained parameters of the positive values of x divided by the factor,
+        and times it."""
 
 
 class Softplus(AbstractScale):
@@ -86,19 +87,22 @@ def is_positive(leaf: Any) -> bool:
 
 
 class Packing(eqx.Module):
-    """The free leaves of a tree, such as `Hyperparameters`, as one vector x of unconstrained numbers.
+    """The free leaves of a tree, such as `Hyperparameters`, as one vector x of unconstrained
+    numbers.
 
-    Positive numbers go through the scale, others are taken as they are. Leaves that are not free, such as the centre
-    of a kernel, keep the values that they have in the tree.
+    Positive numbers go through the scale, others are taken as they are. Leaves that are not free,
+    such as the centre of a kernel, keep the values that they have in the tree.
 
     Parameters
     ----------
     tree : kernels and numbers; gives the structure and the values of the leaves that are not free.
     scale : `Log()` by default.
     free : filter of the free leaves, a prefix of the tree; by default, every positive leaf.
-    positive : which free numbers go through the scale, a prefix of the tree with bools or arrays of them.
-    relative : whether amplitudes and noises are counted as standard deviations and everything else in units of its
-        value in `tree`. A search on a scale other than the logarithm then does not depend on the units of the inputs.
+    positive : which free numbers go through the scale, a prefix of the tree with bools or arrays of
+        them.
+    relative : whether amplitudes and noises are counted as standard deviations and everything else
+        in units of its value in `tree`. A search on a scale other than the logarithm then does not
+        depend on the units of the inputs.
     """
 
     fixed: Any
@@ -121,7 +125,9 @@ class Packing(eqx.Module):
     ) -> None:
         chosen, fixed = eqx.partition(tree, free)
         # A centre of positive coordinates looks like a size to `is_positive`: its name tells.
-        places = jax.tree_util.tree_map_with_path(lambda path, _: _field(path) not in LOCATIONS, chosen)
+        places = jax.tree_util.tree_map_with_path(
+            lambda path, _: _field(path) not in LOCATIONS, chosen
+        )
         chosen, held = eqx.partition(chosen, places)
         self.fixed = eqx.combine(fixed, held)
         found = jax.tree_util.tree_flatten_with_path(chosen)[0]
@@ -132,7 +138,9 @@ class Packing(eqx.Module):
         self.mixed = not self.is_scaled.all()
         self.squared = tuple(relative and _field(path) in VARIANCES for path, _ in found)
         pairs = zip(found, self.squared, strict=True)
-        units = [np.ones(np.shape(leaf)) if square else np.asarray(leaf) for (_, leaf), square in pairs]
+        units = [
+            np.ones(np.shape(leaf)) if square else np.asarray(leaf) for (_, leaf), square in pairs
+        ]
         self.units = _join(units, float) if relative else None
 
     def pack(self, tree: Any) -> Float[np.ndarray, " h"]:
@@ -148,7 +156,11 @@ class Packing(eqx.Module):
         if self.mixed:
             # `where` evaluates both sides: one in place of unscaled numbers keeps log of a negative
             # away.
-            return np.where(self.is_scaled, self.scale.unconstrained(np.where(self.is_scaled, values, 1.0)), values)
+            return np.where(
+                self.is_scaled,
+                self.scale.unconstrained(np.where(self.is_scaled, values, 1.0)),
+                values,
+            )
         return self.scale.unconstrained(values)
 
     def values(self, x: Float[Array, " h"]) -> Float[Array, " h"]:
@@ -156,7 +168,9 @@ class Packing(eqx.Module):
         if self.mixed:
             # Zero in place of unscaled numbers: an overflow of exp in the branch not taken would
             # make the gradient NaN.
-            values = jnp.where(self.is_scaled, self.scale.positive(jnp.where(self.is_scaled, x, 0)), x)
+            values = jnp.where(
+                self.is_scaled, self.scale.positive(jnp.where(self.is_scaled, x, 0)), x
+            )
         else:
             values = self.scale.positive(x)
         return values if self.units is None else values * jnp.asarray(self.units, values.dtype)
@@ -173,7 +187,8 @@ class Packing(eqx.Module):
         return eqx.combine(jax.tree.unflatten(self.structure, leaves), self.fixed)
 
     def where(self, marks: Any) -> Bool[np.ndarray, " h"]:
-        """Return which entries of x stand for marked leaves; a prefix of the tree with bools or arrays of them."""
+        """Return which entries of x stand for marked leaves; a prefix of the tree with bools or
+        arrays of them."""
         tree = jax.tree.unflatten(self.structure, [np.empty(shape) for shape in self.shapes])
         return _join(jax.tree.leaves(jax.tree.map(_broadcast, marks, tree)), bool)
 
@@ -202,7 +217,8 @@ def _is_none(leaf: Any) -> bool:
 
 
 EXPLOSION = 0.1
-"""Adam takes back a step to more than this above the lowest loss, in nats per datum: measured blow-ups reach 1.5."""
+"""Adam takes back a step to more than this above the lowest loss, in nats per datum: measured
+blow-ups reach 1.5."""
 
 MOST_HALVINGS = 30
 """Adam stops when steps that explode have halved its rate so often."""
@@ -218,7 +234,8 @@ class TrainingProblem(NamedTuple):
     """A loss with its gradient, where to start, and a box.
 
     start : (h,). bounds : (h, 2).
-    units : (h,), in which L-BFGS measures each parameter, as its first steps are steepest descent; None is ones.
+    units : (h,), in which L-BFGS measures each parameter, as its first steps are steepest descent;
+        None is ones.
     size : how many data the loss counts.
     """
 
@@ -248,8 +265,10 @@ class TrainingRecord(NamedTuple):
     """How training went.
 
     status : why it stopped. objective : the loss of the point returned, in nats of all data.
-    history : (e,) loss of every evaluation, in order, inf where it was not finite. num_steps : accepted steps.
-    rejected : evaluations that were not finite or exploded, and were taken back. seconds : wall clock, compilation
+    history : (e,) loss of every evaluation, in order, inf where it was not finite. num_steps :
+        accepted steps.
+    rejected : evaluations that were not finite or exploded, and were taken back. seconds : wall
+        clock, compilation
     included.
     """
 
@@ -262,7 +281,8 @@ class TrainingRecord(NamedTuple):
 
 
 def join_records(records: Sequence[TrainingRecord]) -> TrainingRecord:
-    """Return one record of several rounds: the status of the last that had something to train, the last objective."""
+    """Return one record of several rounds: the status of the last that had something to train, the
+    last objective."""
     moved = [record.status for record in records if record.status is not TrainingStatus.FIXED]
     return TrainingRecord(
         moved[-1] if moved else TrainingStatus.FIXED,
@@ -291,7 +311,8 @@ class AbstractOptimiser(eqx.Module):
 
 
 class Minimum(NamedTuple):
-    """The lowest point found: `value` at `x` (h,), from which of the starts, after how many evaluations of all.
+    """The lowest point found: `value` at `x` (h,), from which of the starts, after how many
+    evaluations of all.
 
     gain : how much lower the value is than at that start.
     """
@@ -310,11 +331,14 @@ def share(optimiser: AbstractOptimiser, rounds: int) -> AbstractOptimiser:
 
 
 class LBFGS(AbstractOptimiser):
-    """SciPy's L-BFGS-B; where the loss is not finite its line search sees a bowl about the best point so far.
+    """SciPy's L-BFGS-B; where the loss is not finite its line search sees a bowl about the best
+    point so far.
 
-    With both bounds finite for every parameter SciPy's first step may run to a corner of the box: leave one open.
+    With both bounds finite for every parameter SciPy's first step may run to a corner of the box:
+    leave one open.
 
-    max_steps : iterations, with at most twice as many evaluations. max_seconds : checked after each iteration.
+    max_steps : iterations, with at most twice as many evaluations. max_seconds : checked after each
+        iteration.
     memory : corrections from which the Hessian is estimated.
     """
 
@@ -330,7 +354,8 @@ class LBFGS(AbstractOptimiser):
         return self._minimise(_watch(problem), problem)
 
     def minimise_from(self, problems: Sequence[TrainingProblem]) -> Minimum | None:
-        """Return the best of the minima from several starts, or None if the loss is finite at none of them."""
+        """Return the best of the minima from several starts, or None if the loss is finite at none
+        of them."""
         # `_Watch` and not `_watch`: of several starts some may be infinite, which is no error.
         watches = [_Watch(problem) for problem in problems]
         found = [
@@ -342,9 +367,13 @@ class LBFGS(AbstractOptimiser):
             return None
         index, x, record = min(found, key=lambda run: run[2].objective)
         gain = watches[index].history[0] - record.objective
-        return Minimum(record.objective, x, index, gain, sum(len(watch.history) for watch in watches))
+        return Minimum(
+            record.objective, x, index, gain, sum(len(watch.history) for watch in watches)
+        )
 
-    def _minimise(self, watch: "_Watch", problem: TrainingProblem) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
+    def _minimise(
+        self, watch: "_Watch", problem: TrainingProblem
+    ) -> tuple[Float[np.ndarray, " h"], TrainingRecord]:
         if not problem.start.size:
             return watch.best, watch.record(TrainingStatus.FIXED, 0, 0)
         units = np.ones(problem.start.size) if problem.units is None else problem.units
@@ -358,7 +387,8 @@ class LBFGS(AbstractOptimiser):
             # A wall, 1e25 before, has no slope: the bowl's leads the line search back.
             if np.isfinite(value):
                 return value, slope * units
-            away, height = x - watch.best, 1 + abs(watch.lowest)  # a bowl about the best point sends the search back
+            # a bowl about the best point sends the search back
+            away, height = x - watch.best, 1 + abs(watch.lowest)
             return watch.lowest + height * (1 + away @ away), 2 * height * away * units
 
         def stop(_: np.ndarray) -> None:
@@ -369,18 +399,31 @@ class LBFGS(AbstractOptimiser):
 
         options = {"maxiter": self.max_steps, "maxfun": 2 * self.max_steps, "maxcor": self.memory}
         start, bounds = problem.start / units, problem.bounds / units[:, None]
-        result = minimize(at, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop)
+        result = minimize(
+            at, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options, callback=stop
+        )
         # SciPy calls a stop by the callback a failure (status 2): the clock is asked first.
-        stopped = {0: TrainingStatus.CONVERGED, 1: TrainingStatus.OUT_OF_STEPS, 2: TrainingStatus.STALLED}
-        status = TrainingStatus.OUT_OF_TIME if watch.seconds > self.max_seconds else stopped[result.status]
+        stopped = {
+            0: TrainingStatus.CONVERGED,
+            1: TrainingStatus.OUT_OF_STEPS,
+            2: TrainingStatus.STALLED,
+        }
+        status = (
+            TrainingStatus.OUT_OF_TIME
+            if watch.seconds > self.max_seconds
+            else stopped[result.status]
+        )
         # The loss at the x returned; the watch may have seen a lower one on the way.
-        return result.x * units, watch.record(status, steps, 0)._replace(objective=float(result.fun))
+        return result.x * units, watch.record(status, steps, 0)._replace(
+            objective=float(result.fun)
+        )
 
 
 class Adam(AbstractOptimiser):
     """Adam with a rate that falls linearly; a step that explodes is taken back and the rate halved.
 
-    rate : at the start. final : the rate at the end, relative to that at the start. max_steps : steps, each with one
+    rate : at the start. final : the rate at the end, relative to that at the start. max_steps :
+        steps, each with one
     evaluation; the start is evaluated too. max_seconds : checked after each.
     """
 
@@ -398,7 +441,13 @@ class Adam(AbstractOptimiser):
         watch = _watch(problem)
         if not problem.start.size:
             return watch.best, watch.record(TrainingStatus.FIXED, 0, 0)
-        moments, x, shrink, exploded, status = None, problem.start, 1.0, 0, TrainingStatus.OUT_OF_STEPS
+        moments, x, shrink, exploded, status = (
+            None,
+            problem.start,
+            1.0,
+            0,
+            TrainingStatus.OUT_OF_STEPS,
+        )
         value, slope = watch.lowest, watch.slope
         for step in range(self.max_steps):
             if watch.seconds > self.max_seconds:
@@ -424,7 +473,8 @@ class Adam(AbstractOptimiser):
     def follow(
         self, slope: Callable[[Float[np.ndarray, " h"]], Any], start: Float[np.ndarray, " h"]
     ) -> Float[np.ndarray, " h"]:
-        """Return where `max_steps` steps against noisy gradients end: there is no loss by which to take steps back.
+        """Return where `max_steps` steps against noisy gradients end: there is no loss by which to
+        take steps back.
 
         Raises
         ------
@@ -436,19 +486,26 @@ class Adam(AbstractOptimiser):
             if not np.isfinite(gradient).all():
                 got = f"{gradient} at step {step}"
                 cure = "Start with more noise."
-                raise FloatingPointError(fault("Adam", "a finite gradient of the likelihood", got, cure))
+                raise FloatingPointError(
+                    fault("Adam", "a finite gradient of the likelihood", got, cure)
+                )
             change, moments = self._change(gradient, moments, step)
             x = x - change
         return x
 
-    def _change(self, slope: Float[np.ndarray, " h"], moments: PyTree, step: int) -> tuple[np.ndarray, PyTree]:
+    def _change(
+        self, slope: Float[np.ndarray, " h"], moments: PyTree, step: int
+    ) -> tuple[np.ndarray, PyTree]:
         before = optax.scale_by_adam().init(jnp.asarray(slope)) if moments is None else moments
         direction, moments = _adam_direction(jnp.asarray(slope), before)
-        return self.rate * (1 - (1 - self.final) * step / self.max_steps) * np.asarray(direction), moments
+        return self.rate * (1 - (1 - self.final) * step / self.max_steps) * np.asarray(
+            direction
+        ), moments
 
 
 class _Watch:
-    """A loss that remembers its history and the lowest point so far; the loss at the start is evaluated first."""
+    """A loss that remembers its history and the lowest point so far; the loss at the start is
+    evaluated first."""
 
     def __init__(self, problem: TrainingProblem) -> None:
         self.loss, self.began = problem.loss, time.perf_counter()
@@ -477,18 +534,27 @@ class _Watch:
 
     def record(self, status: TrainingStatus, steps: int, exploded: int) -> TrainingRecord:
         history = np.array(self.history)
-        return TrainingRecord(status, self.lowest, history, int(steps), int(self.broken + exploded), self.seconds)
+        return TrainingRecord(
+            status, self.lowest, history, int(steps), int(self.broken + exploded), self.seconds
+        )
 
 
 def _watch(problem: TrainingProblem) -> _Watch:
     watch = _Watch(problem)
     if problem.start.size and not np.isfinite(watch.lowest):
-        raise InputError("fit", "a finite loss at the start", watch.history[0], "Start from another kernel or noise.")
+        raise InputError(
+            "fit",
+            "a finite loss at the start",
+            watch.history[0],
+            "Start from another kernel or noise.",
+        )
     return watch
 
 
 @jax.jit
-def _adam_direction(slope: Float[Array, " h"], moments: PyTree) -> tuple[Float[Array, " h"], PyTree]:
+def _adam_direction(
+    slope: Float[Array, " h"], moments: PyTree
+) -> tuple[Float[Array, " h"], PyTree]:
     with jax.numpy_dtype_promotion("standard"):  # optax raises floats to its integer step count
         return optax.scale_by_adam().update(slope, moments)
 

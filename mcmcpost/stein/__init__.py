@@ -1,4 +1,5 @@
-"""Base kernels and Stein operators: Stein kernels, polynomial Stein features, kernel Stein discrepancy.
+"""Base kernels and Stein operators: Stein kernels, polynomial Stein features, kernel Stein
+discrepancy.
 
 There is no Matérn-1/2: its sample paths have no gradient, so it has no Stein kernel.
 """

@@ -1,13 +1,14 @@
-"""Base kernels: profiles of one scalar with closed-form derivatives, and their sums, products and weights.
+"""Base kernels: profiles of one scalar with closed-form derivatives, and their sums, products and
+weights.
 
-A stationary kernel is a profile κ of r = Σ (x_i − y_i)²/ℓ_i², a dot-product kernel one of r = (x − c)ᵀΛ(y − c) with
-Λ = diag(scale²). There is no Matérn-1/2: its sample paths have no gradient, so neither its Stein kernel nor its
-gradient process exists.
+A stationary kernel is a profile κ of r = Σ (x_i − y_i)²/ℓ_i², a dot-product kernel one of r = (x −
+c)ᵀΛ(y − c) with Λ = diag(scale²). There is no Matérn-1/2: its sample paths have no gradient, so
+neither its Stein kernel nor its gradient process exists.
 
-The first-order jet of a kernel on two sets of points makes every contraction one matrix product. A gradient
-∇ₓk(x_i, y_j) is a sum of (n, m) coefficients times pairwise vectors u_i + v_j, so that no (n, m, d) array is ever
-formed: an inner product of two pairwise vectors is one product of (n, 2d+2) and (2d+2, m) matrices. Sums, products and
-weights of kernels stay in this form.
+The first-order jet of a kernel on two sets of points makes every contraction one matrix product. A
+gradient ∇ₓk(x_i, y_j) is a sum of (n, m) coefficients times pairwise vectors u_i + v_j, so that no
+(n, m, d) array is ever formed: an inner product of two pairwise vectors is one product of (n, 2d+2)
+and (2d+2, m) matrices. Sums, products and weights of kernels stay in this form.
 """
 
 import abc
@@ -55,17 +56,23 @@ class Jet(NamedTuple):
 
 
 def product(left: Float[Array, "n k"], right: Float[Array, "m k"]) -> Float[Array, "n m"]:
-    """Return left rightᵀ in the full precision of the dtype (accelerators would round float32 inputs otherwise)."""
+    """Return left rightᵀ in the full precision of the dtype (accelerators would round float32
+    inputs otherwise)."""
     return jnp.matmul(left, right.T, precision="highest")
 
 
 def inner(a: Field, b: Field) -> Float[Array, "..."]:
-    """Return (a_left_i + a_right_j)·(b_left_i + b_right_j), shape (n, m), (n, 1) or (1, m), by one matrix product."""
+    """Return (a_left_i + a_right_j)·(b_left_i + b_right_j), shape (n, m), (n, 1) or (1, m), by one
+    matrix product."""
     # Both mixed products share one GEMM of inner dimension 2d.
-    pairs = [(p, q) for p, q in ((a.left, b.right), (b.left, a.right)) if p is not None and q is not None]
+    pairs = [
+        (p, q) for p, q in ((a.left, b.right), (b.left, a.right)) if p is not None and q is not None
+    ]
     total = None
     if pairs:
-        total = product(jnp.concatenate([p for p, _ in pairs], 1), jnp.concatenate([q for _, q in pairs], 1))
+        total = product(
+            jnp.concatenate([p for p, _ in pairs], 1), jnp.concatenate([q for _, q in pairs], 1)
+        )
     if a.left is not None and b.left is not None:
         rows = jnp.sum(a.left * b.left, 1)[:, None]
         total = rows if total is None else total + rows
@@ -96,7 +103,9 @@ def multiply(a: Jet, b: Jet) -> Jet:
     # Cross terms pair ∇ₓ of one factor with ∇ᵧ of the other; each is a contraction, never (n, m,
     # d).
     pairs = [(t, b.gradient_y) for t in a.gradient_x] + [(t, b.gradient_x) for t in a.gradient_y]
-    cross = sum((t.coefficient * contract(others, t.field) for t, others in pairs), jnp.zeros_like(a.value))
+    cross = sum(
+        (t.coefficient * contract(others, t.field) for t, others in pairs), jnp.zeros_like(a.value)
+    )
     return Jet(
         a.value * b.value,
         scale(a.value, b.gradient_x) + scale(b.value, a.gradient_x),
@@ -106,7 +115,8 @@ def multiply(a: Jet, b: Jet) -> Jet:
 
 
 if TYPE_CHECKING:
-    type Parameter = Any  # type checkers do not follow the converter of a field, which takes any number
+    # type checkers do not follow the converter of a field, which takes any number
+    type Parameter = Any
 else:
     type Parameter = Float[Array | np.ndarray, "..."]
 
@@ -118,16 +128,22 @@ type OtherPoints = Float[Array, "m d"]
 type Point = Float[Array | np.ndarray, " d"]
 
 type Profile = Callable[[Array, int], tuple[Array, ...]]
-"""The scalar r and an order ↦ the function κ(r) of a kernel and its derivatives up to that order."""
+"""The scalar r and an order ↦ the function κ(r) of a kernel and its derivatives up to that
+order."""
 
 
 def parameter(value: Any) -> Any:
-    """Return `value` unchanged if JAX owns it (it may be traced or differentiated), else as a float64 NumPy array.
+    """Return `value` unchanged if JAX owns it (it may be traced or differentiated), else as a
+    float64 NumPy array.
 
     What is no number is returned as it is, for `check_parameter` to refuse under its name.
     """
     if isinstance(value, jax.Array):
-        return value if jnp.issubdtype(value.dtype, jnp.inexact) else value.astype(jnp.result_type(float))
+        return (
+            value
+            if jnp.issubdtype(value.dtype, jnp.inexact)
+            else value.astype(jnp.result_type(float))
+        )
     try:
         array = np.asarray(value)
     except ValueError:  # a ragged list
@@ -136,9 +152,16 @@ def parameter(value: Any) -> Any:
 
 
 def check_parameter(
-    where: str, name: str, value: Parameter, *, positive: bool = True, lower: float = 0.0, scalar: bool = False
+    where: str,
+    name: str,
+    value: Parameter,
+    *,
+    positive: bool = True,
+    lower: float = 0.0,
+    scalar: bool = False,
 ) -> None:
-    """Refuse a parameter of the wrong kind or rank, or out of range; a traced value is checked for rank only.
+    """Refuse a parameter of the wrong kind or rank, or out of range; a traced value is checked for
+    rank only.
 
     The fourth powers of all numbers, and of their inverses, must be finite.
 
@@ -150,11 +173,15 @@ def check_parameter(
         naming the kernel, the parameter and what was expected.
     """
     if not isinstance(value, np.ndarray | jax.Array):
-        raise InputTypeError(where, f"`{name}` to be a number or an array of numbers", repr(value), "Such as 1.0.")
+        raise InputTypeError(
+            where, f"`{name}` to be a number or an array of numbers", repr(value), "Such as 1.0."
+        )
     rank = np.ndim(value)
     shape = "a scalar" if scalar else "a scalar or one value per coordinate (d,)"
     if rank > (0 if scalar else 1):
-        raise InputError(where, f"`{name}` to be {shape}", f"shape {np.shape(value)}", "Pass fewer axes.")
+        raise InputError(
+            where, f"`{name}` to be {shape}", f"shape {np.shape(value)}", "Pass fewer axes."
+        )
     # Under tracing there is no number to compare: rank is all that is known.
     if isinstance(value, jax.core.Tracer):
         return
@@ -167,16 +194,23 @@ def check_parameter(
         bound = f"greater than {lower:g}" if positive else f"at least {lower:g}"
         cure = "Optimise its logarithm if it is free, and rescale the coordinates if it is extreme."
         raise InputError(
-            where, f"`{name}` to be finite, {bound}, and within {1 / HUGE:g} to {HUGE:g}", number.tolist(), cure
+            where,
+            f"`{name}` to be finite, {bound}, and within {1 / HUGE:g} to {HUGE:g}",
+            number.tolist(),
+            cure,
         )
 
 
 def spread(where: str, name: str, value: Parameter, like: Array | np.ndarray) -> Float[Array, " d"]:
-    """Return a scalar or (d,) parameter as one value per coordinate of `like` (…, d), in its floating dtype."""
+    """Return a scalar or (d,) parameter as one value per coordinate of `like` (…, d), in its
+    floating dtype."""
     d = like.shape[-1]
     if value.ndim == 1 and value.shape[0] != d:
         raise InputError(
-            where, f"`{name}` scalar or of length d = {d}", f"shape {value.shape}", "Give one per coordinate."
+            where,
+            f"`{name}` scalar or of length d = {d}",
+            f"shape {value.shape}",
+            "Give one per coordinate.",
         )
     return jnp.broadcast_to(jnp.asarray(value, jnp.result_type(float, like.dtype)), (d,))
 
@@ -184,8 +218,8 @@ def spread(where: str, name: str, value: Parameter, like: Array | np.ndarray) ->
 class AbstractKernel(eqx.Module):
     """A positive-definite function of two points, with its derivatives as matrix products.
 
-    `evaluate` is the slow definition, on one pair of points; `jet` is the fast form, on two sets of points.
-    ``k1 + k2``, ``k1 * k2`` and ``a * k`` build `Sum`, `Product` and `Scaled`.
+    `evaluate` is the slow definition, on one pair of points; `jet` is the fast form, on two sets of
+    points. ``k1 + k2``, ``k1 * k2`` and ``a * k`` build `Sum`, `Product` and `Scaled`.
     """
 
     __array_ufunc__: ClassVar[None] = None  # so that NumPy leaves ``array * kernel`` to __rmul__
@@ -196,7 +230,8 @@ class AbstractKernel(eqx.Module):
 
     @abc.abstractmethod
     def jet(self, x: Points, y: OtherPoints) -> Jet:
-        """Return values and first mixed derivatives between x (n, d) and y (m, d), of one dtype, traced by JAX."""
+        """Return values and first mixed derivatives between x (n, d) and y (m, d), of one dtype,
+        traced by JAX."""
 
     def __add__(self, other: "AbstractKernel") -> "AbstractKernel":
         return Sum(self, other) if isinstance(other, AbstractKernel) else NotImplemented
@@ -211,7 +246,9 @@ class AbstractKernel(eqx.Module):
 def check_kernels(where: str, **kernels: object) -> None:
     """Refuse what are no kernels, by their names."""
     for name, kernel in kernels.items():
-        check_kind(where, name, kernel, AbstractKernel, "Such as Matern32(); use Scaled for a factor.")
+        check_kind(
+            where, name, kernel, AbstractKernel, "Such as Matern32(); use Scaled for a factor."
+        )
 
 
 class Scaled(AbstractKernel):
@@ -234,7 +271,12 @@ class Scaled(AbstractKernel):
     def jet(self, x: Points, y: OtherPoints) -> Jet:
         inside = self.kernel.jet(x, y)
         a = jnp.asarray(self.amplitude, inside.value.dtype)
-        return Jet(a * inside.value, scale(a, inside.gradient_x), scale(a, inside.gradient_y), a * inside.divergence)
+        return Jet(
+            a * inside.value,
+            scale(a, inside.gradient_x),
+            scale(a, inside.gradient_y),
+            a * inside.divergence,
+        )
 
 
 class Sum(AbstractKernel):
@@ -252,12 +294,16 @@ class Sum(AbstractKernel):
     def jet(self, x: Points, y: OtherPoints) -> Jet:
         a, b = self.first.jet(x, y), self.second.jet(x, y)
         return Jet(
-            a.value + b.value, a.gradient_x + b.gradient_x, a.gradient_y + b.gradient_y, a.divergence + b.divergence
+            a.value + b.value,
+            a.gradient_x + b.gradient_x,
+            a.gradient_y + b.gradient_y,
+            a.divergence + b.divergence,
         )
 
 
 class Product(AbstractKernel):
-    """k₁(x, y) k₂(x, y), for any two kernels of this package, whatever their lengthscales, scales and centres."""
+    """k₁(x, y) k₂(x, y), for any two kernels of this package, whatever their lengthscales, scales
+    and centres."""
 
     first: AbstractKernel
     second: AbstractKernel
@@ -273,14 +319,16 @@ class Product(AbstractKernel):
 
 
 class Weighted(AbstractKernel):
-    """w(x) w(y) k(x, y), w(x) = 1/(1 + α‖x‖²): the "preconditioned" kernel, whose features vanish in the tails.
+    """w(x) w(y) k(x, y), w(x) = 1/(1 + α‖x‖²): the "preconditioned" kernel, whose features vanish
+    in the tails.
 
-    Its Stein kernel is that of k with the score s replaced by s + ∇log w, times w(x) w(y) (docs/mathematics.md section
-    1).
+    Its Stein kernel is that of k with the score s replaced by s + ∇log w, times w(x) w(y)
+    (docs/mathematics.md section 1).
 
     alpha : scalar, not negative.
 
-    Source: Oates, Girolami and Chopin, Control functionals for Monte Carlo integration (JRSS B 2017), section 4.1.
+    Source: Oates, Girolami and Chopin, Control functionals for Monte Carlo integration (JRSS B
+    2017), section 4.1.
     """
 
     kernel: AbstractKernel
@@ -298,7 +346,11 @@ class Weighted(AbstractKernel):
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
         left, right = jnp.asarray(x), jnp.asarray(y)
-        return self.weight(left[None])[0][0] * self.weight(right[None])[0][0] * self.kernel.evaluate(left, right)
+        return (
+            self.weight(left[None])[0][0]
+            * self.weight(right[None])[0][0]
+            * self.kernel.evaluate(left, right)
+        )
 
     def jet(self, x: Points, y: OtherPoints) -> Jet:
         inside = self.kernel.jet(x, y)
@@ -320,7 +372,8 @@ class Weighted(AbstractKernel):
 
 @eqx.filter_jit
 def gram(kernel: AbstractKernel, X: object, Y: object = None) -> Float[Array, "n m"]:
-    """Return the Gram matrix k(X_i, Y_j) by matrix products; with `Y` None, of X with itself, its diagonal exact.
+    """Return the Gram matrix k(X_i, Y_j) by matrix products; with `Y` None, of X with itself, its
+    diagonal exact.
 
     Parameters
     ----------
@@ -340,7 +393,9 @@ def gram(kernel: AbstractKernel, X: object, Y: object = None) -> Float[Array, "n
         others = as_points("gram", "Y", Y)
         if others.shape[1] != points.shape[1]:
             got = f"{points.shape} and {others.shape}"
-            raise InputError("gram", "`X` and `Y` of one dimension", got, "Give both the same coordinates.")
+            raise InputError(
+                "gram", "`X` and `Y` of one dimension", got, "Give both the same coordinates."
+            )
         return kernel.jet(points, others).value
     # ‖x‖² − 2x·y + ‖y‖² rounds on the diagonal; single pairs have δ = 0 exactly.
     full = kernel.jet(points, points).value
@@ -350,12 +405,13 @@ def gram(kernel: AbstractKernel, X: object, Y: object = None) -> Float[Array, "n
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def bessel(p: int, t: Float[Array, "..."]) -> Float[Array, "..."]:
-    """Return G_μ(s) = √(2/π) s^μ K_μ(s) with s = √t and μ = p + 1/2, elementwise; 0 where it is infinite.
+    """Return G_μ(s) = √(2/π) s^μ K_μ(s) with s = √t and μ = p + 1/2, elementwise; 0 where it is
+    infinite.
 
-    G_μ(s) = θ_p(s) e^{−s} for p ≥ 0 and θ_n(s) e^{−s}/s^{2n+1}, n = −p − 1, for p < 0, with the reverse Bessel
-    polynomials θ₀ = 1, θ₁ = 1 + s, θ_n = (2n−1) θ_{n−1} + s² θ_{n−2}. Since dG_μ/dt = −G_{μ−1}/2, every derivative of a
-    Matérn profile is again such a function, with no cancellation near t = 0, where the closed forms of the tables
-    lose every digit.
+    G_μ(s) = θ_p(s) e^{−s} for p ≥ 0 and θ_n(s) e^{−s}/s^{2n+1}, n = −p − 1, for p < 0, with the
+    reverse Bessel polynomials θ₀ = 1, θ₁ = 1 + s, θ_n = (2n−1) θ_{n−1} + s² θ_{n−2}. Since dG_μ/dt
+    = −G_{μ−1}/2, every derivative of a Matérn profile is again such a function, with no
+    cancellation near t = 0, where the closed forms of the tables lose every digit.
 
     Parameters
     ----------
@@ -390,16 +446,22 @@ def _reverse_bessel(n: int, s: Float[Array, "..."]) -> Float[Array, "..."]:
 def squared_distance(where: str, lengthscale: Parameter, x: Point, y: Point) -> Float[Array, ""]:
     """Return r = Σ (x_i − y_i)²/ℓ_i² for one pair of points (d,)."""
     point = jnp.asarray(x)
-    return jnp.sum(((point - jnp.asarray(y)) / spread(where, "lengthscale", lengthscale, point)) ** 2)
+    return jnp.sum(
+        ((point - jnp.asarray(y)) / spread(where, "lengthscale", lengthscale, point)) ** 2
+    )
 
 
-def stationary_jet(where: str, lengthscale: Parameter, derivatives: Profile, x: Points, y: OtherPoints) -> Jet:
-    """Return the jet of κ(r) between x (n, d) and y (m, d): docs/mathematics.md section 1, table of stationary kernels.
+def stationary_jet(
+    where: str, lengthscale: Parameter, derivatives: Profile, x: Points, y: OtherPoints
+) -> Jet:
+    """Return the jet of κ(r) between x (n, d) and y (m, d): docs/mathematics.md section 1, table of
+    stationary kernels.
 
-    With Λ = diag(1/ℓ²) and δ = x − y: ∇ₓk = 2κ′Λδ = −∇ᵧk and ∇ₓ·∇ᵧk = −2κ′ trΛ − 4κ″‖Λδ‖². Points are centred before
-    r is formed from matrix products, and an r below its own rounding error is a coincidence, r = 0: the profiles of
-    rough kernels have infinite derivatives there, which must not meet rounding noise. So points closer than 4e-8 of the
-    extent of the data are one point, in single precision those closer than a thousandth of it.
+    With Λ = diag(1/ℓ²) and δ = x − y: ∇ₓk = 2κ′Λδ = −∇ᵧk and ∇ₓ·∇ᵧk = −2κ′ trΛ − 4κ″‖Λδ‖². Points
+    are centred before r is formed from matrix products, and an r below its own rounding error is a
+    coincidence, r = 0: the profiles of rough kernels have infinite derivatives there, which must
+    not meet rounding noise. So points closer than 4e-8 of the extent of the data are one point, in
+    single precision those closer than a thousandth of it.
     """
     precision = 1 / spread(where, "lengthscale", lengthscale, x) ** 2
     # About the mean of one set: far from the origin ‖x‖² − 2x·y + ‖y‖² would lose all digits of r.
@@ -413,7 +475,9 @@ def stationary_jet(where: str, lengthscale: Parameter, derivatives: Profile, x: 
     k, k1, k2 = derivatives(r, 2)
     difference = Field(left_scaled, -right_scaled)
     # Isotropic: ‖Λδ‖² = r/ℓ², one matrix product less.
-    square = precision[0] * r if lengthscale.ndim == 0 else jnp.maximum(inner(difference, difference), 0)
+    square = (
+        precision[0] * r if lengthscale.ndim == 0 else jnp.maximum(inner(difference, difference), 0)
+    )
     return Jet(
         k,
         (Term(2 * k1, difference),),
@@ -439,14 +503,17 @@ class SquaredExponential(AbstractKernel):
         return tuple((-0.5) ** j * k for j in range(order + 1))
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.derivatives(squared_distance("SquaredExponential", self.lengthscale, x, y), 0)[0]
+        return self.derivatives(squared_distance("SquaredExponential", self.lengthscale, x, y), 0)[
+            0
+        ]
 
     def jet(self, x: Points, y: OtherPoints) -> Jet:
         return stationary_jet("SquaredExponential", self.lengthscale, self.derivatives, x, y)
 
 
 class Matern32(AbstractKernel):
-    """κ(r) = (1 + s) e^{−s}, s = √(3r): once differentiable paths, enough for a first-order Stein kernel.
+    """κ(r) = (1 + s) e^{−s}, s = √(3r): once differentiable paths, enough for a first-order Stein
+    kernel.
 
     κ″ and beyond are infinite at r = 0 and returned as 0 there: they only ever multiply δ = 0.
 
@@ -496,9 +563,13 @@ class Matern52(AbstractKernel):
 
 
 def power_derivatives(
-    value: Float[Array, "..."], inverse: Float[Array, "..."], exponent: Float[Array, ""] | float, order: int
+    value: Float[Array, "..."],
+    inverse: Float[Array, "..."],
+    exponent: Float[Array, ""] | float,
+    order: int,
 ) -> tuple[Float[Array, "..."], ...]:
-    """Return κ, κ′, …, κ^(order) of κ(r) = (1 + r/c)^{−exponent}, elementwise, from κ and 1/(c + r).
+    """Return κ, κ′, …, κ^(order) of κ(r) = (1 + r/c)^{−exponent}, elementwise, from κ and 1/(c +
+    r).
 
     κ^(j) = (−1/c)^j (exponent)_j (1 + r/c)^{−exponent−j}, (·)_j the rising factorial.
     """
@@ -541,11 +612,13 @@ def _optional(value: object) -> Array | np.ndarray | None:
 
 
 class InverseMultiquadric(AbstractKernel):
-    """κ(r) = (1 + r)^{−exponent}: with exponent in (0, 1) its Stein discrepancy controls weak convergence.
+    """κ(r) = (1 + r)^{−exponent}: with exponent in (0, 1) its Stein discrepancy controls weak
+    convergence.
 
     lengthscale : scalar or (d,); positive.
-    exponent : scalar; positive. Without one it is ½ and is never tuned: a square root in place of a logarithm, up to
-        four times as fast in Stein products (``benchmarks.linops.kernel_product --stein``).
+    exponent : scalar; positive. Without one it is ½ and is never tuned: a square root in place of a
+        logarithm, up to four times as fast in Stein products (``benchmarks.linops.kernel_product
+        --stein``).
 
     Source: Gorham and Mackey, Measuring Sample Quality with Kernels (ICML 2017), Theorem 8.
     """
@@ -567,13 +640,17 @@ class InverseMultiquadric(AbstractKernel):
         return power_derivatives(jnp.exp(-exponent * jnp.log1p(r)), inverse, exponent, order)
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.derivatives(squared_distance("InverseMultiquadric", self.lengthscale, x, y), 0)[0]
+        return self.derivatives(squared_distance("InverseMultiquadric", self.lengthscale, x, y), 0)[
+            0
+        ]
 
     def jet(self, x: Points, y: OtherPoints) -> Jet:
         return stationary_jet("InverseMultiquadric", self.lengthscale, self.derivatives, x, y)
 
 
-def scaled_product(where: str, scale: Parameter, centre: Parameter, x: Point, y: Point) -> Float[Array, ""]:
+def scaled_product(
+    where: str, scale: Parameter, centre: Parameter, x: Point, y: Point
+) -> Float[Array, ""]:
     """Return r = (x − c)ᵀΛ(y − c) for one pair of points (d,)."""
     left, right = jnp.asarray(x), jnp.asarray(y)
     middle = spread(where, "centre", centre, left)
@@ -583,8 +660,8 @@ def scaled_product(where: str, scale: Parameter, centre: Parameter, x: Point, y:
 def dot_product_jet(
     where: str, scale: Parameter, centre: Parameter, derivatives: Profile, x: Points, y: OtherPoints
 ) -> Jet:
-    """Return the jet of κ(r) between x (n, d) and y (m, d): docs/mathematics.md section 1, table of dot-product
-    kernels.
+    """Return the jet of κ(r) between x (n, d) and y (m, d): docs/mathematics.md section 1, table of
+    dot-product kernels.
 
     With x̃ = x − c, ỹ = y − c: ∇ₓk = κ′Λỹ, ∇ᵧk = κ′Λx̃ and ∇ₓ·∇ᵧk = κ′ trΛ + κ″ x̃ᵀΛ²ỹ.
     """
@@ -624,12 +701,15 @@ class Polynomial(AbstractKernel):
         check_parameter("Polynomial", "centre", self.centre, lower=-float("inf"))
 
     def derivatives(self, r: Float[Array, "..."], order: int) -> tuple[Float[Array, "..."], ...]:
-        """Return κ, κ′, …, κ^(order), elementwise: falling factorials times (r + offset)^{degree − j}."""
+        """Return κ, κ′, …, κ^(order), elementwise: falling factorials times (r + offset)^{degree −
+        j}."""
         base = r + jnp.asarray(self.offset, r.dtype)
         values, factor = [], 1
         for j in range(order + 1):
             # A negative power of a base of zero is infinite, and times the factor, then zero, NaN.
-            values.append(factor * base ** (self.degree - j) if j <= self.degree else jnp.zeros_like(base))
+            values.append(
+                factor * base ** (self.degree - j) if j <= self.degree else jnp.zeros_like(base)
+            )
             factor *= self.degree - j
         return tuple(values)
 
@@ -659,10 +739,14 @@ class ExponentialDotProduct(AbstractKernel):
         return (jnp.exp(r),) * (order + 1)
 
     def evaluate(self, x: Point, y: Point) -> Float[Array, ""]:
-        return self.derivatives(scaled_product("ExponentialDotProduct", self.scale, self.centre, x, y), 0)[0]
+        return self.derivatives(
+            scaled_product("ExponentialDotProduct", self.scale, self.centre, x, y), 0
+        )[0]
 
     def jet(self, x: Points, y: OtherPoints) -> Jet:
-        return dot_product_jet("ExponentialDotProduct", self.scale, self.centre, self.derivatives, x, y)
+        return dot_product_jet(
+            "ExponentialDotProduct", self.scale, self.centre, self.derivatives, x, y
+        )
 
 
 type Stationary = SquaredExponential | Matern32 | Matern52 | RationalQuadratic | InverseMultiquadric

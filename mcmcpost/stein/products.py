@@ -1,6 +1,8 @@
-"""Matrices given by a function of their rows, such as Gram matrices, multiplied in tiles and never formed.
+"""Matrices given by a function of their rows, such as Gram matrices, multiplied in tiles and never
+formed.
 
-A + diag(noise) is the system that every solver sees; its low-rank factor is behind the preconditioner.
+A + diag(noise) is the system that every solver sees; its low-rank factor is behind the
+preconditioner.
 """
 
 from collections.abc import Callable
@@ -24,33 +26,41 @@ type Tile = Callable[[Any, Any], Float[Array, "a b"]]
 type Matrix = Float[Array | np.ndarray, "n k"]
 
 DIAGONAL_ROWS = 1 << 13
-"""Rows of a diagonal that are formed at a time: a tile of one pair holds several times its entries."""
+"""Rows of a diagonal that are formed at a time: a tile of one pair holds several times its
+entries."""
 
 DEVICES = "devices"
 """The one axis of a mesh."""
 
 
 def device_mesh() -> Mesh | None:
-    """Return a mesh over every accelerator, on a CPU over one device of every process; None for one device only.
+    """Return a mesh over every accelerator, on a CPU over one device of every process; None for one
+    device only.
 
-    Several CPU devices of one process (``JAX_NUM_CPU_DEVICES``) are left alone, as programs that span them can return
-    wrong dense products, without a warning, in jaxlib 0.12 (``benchmarks.linops.device_products``).
+    Several CPU devices of one process (``JAX_NUM_CPU_DEVICES``) are left alone, as programs that
+    span them can return wrong dense products, without a warning, in jaxlib 0.12
+    (``benchmarks.linops.device_products``).
     """
     devices = jax.devices()
     if jax.default_backend() == "cpu":
-        devices = [next(one for one in devices if one.process_index == i) for i in range(jax.process_count())]
+        devices = [
+            next(one for one in devices if one.process_index == i)
+            for i in range(jax.process_count())
+        ]
     return Mesh(np.array(devices), (DEVICES,)) if len(devices) > 1 else None
 
 
 def tile_size(dtype: np.dtype) -> int:
-    """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 4,096 elsewhere.
+    """Return the rows of a tile: on a CPU 256 in double precision and 512 in single, 4,096
+    elsewhere.
 
-    The handful of arrays behind a Stein tile then stay in a CPU's cache; twice as many rows take up to three times as
-    long in double precision (``benchmarks.linops.kernel_product --stein``).
+    The handful of arrays behind a Stein tile then stay in a CPU's cache; twice as many rows take up
+    to three times as long in double precision (``benchmarks.linops.kernel_product --stein``).
     """
     if jax.default_backend() != "cpu":
-        # Launches of kernels are the cost of small tiles: of 512 rows a product takes five to six times as long on an
-        # H100 (docs/results/scale.md, gpu). Twice as many gain a seventh more and take four times the memory.
+        # Launches of kernels are the cost of small tiles: of 512 rows a product takes five to six
+        # times as long on an H100 (docs/results/scale.md, gpu). Twice as many gain a seventh more
+        # and take four times the memory.
         return 4_096
     return 256 if dtype.itemsize > 4 else 512
 
@@ -58,17 +68,20 @@ def tile_size(dtype: np.dtype) -> int:
 class TileOperator(eqx.Module):
     """The symmetric n×n matrix A_ij = tile(row_i, row_j), with a known diagonal.
 
-    Memory is O(block² + nk) and a product costs half the tiles, as A is symmetric by contract: each tile serves its
-    mirror image too.
+    Memory is O(block² + nk) and a product costs half the tiles, as A is symmetric by contract: each
+    tile serves its mirror image too.
 
     Parameters
     ----------
-    tile : function of two pytrees of rows, leading axes a and b, returning the (a, b) block. Make it an `eqx.Module`
-        (its arrays are then traced, its type hashed), so that equal operators share one compilation.
+    tile : function of two pytrees of rows, leading axes a and b, returning the (a, b) block. Make
+        it an `eqx.Module` (its arrays are then traced, its type hashed), so that equal operators
+        share one compilation.
     rows : pytree of arrays of leading axis n.
-    diagonal : (n,), exact; replaces the tile's own rounding where row and column are the same index.
+    diagonal : (n,), exact; replaces the tile's own rounding where row and column are the same
+        index.
     block : rows and columns of a tile; `tile_size` by default.
-    mesh : devices that share the tiles of a product (`device_mesh()`), each with a copy of the rows; None for one.
+    mesh : devices that share the tiles of a product (`device_mesh()`), each with a copy of the
+        rows; None for one.
 
     Raises
     ------
@@ -130,14 +143,16 @@ class TileOperator(eqx.Module):
 
     @eqx.filter_jit
     def matmul(self, V: Matrix) -> Float[Array, "n k"]:
-        """Return A V for V (n, k), tile by tile: each tile above the diagonal also serves its transpose."""
+        """Return A V for V (n, k), tile by tile: each tile above the diagonal also serves its
+        transpose."""
         n, blocks, block = self._blocks()
         # Padded rows of V are zero: the copies of the last row in `rows` then add nothing.
         right = pad(jnp.asarray(V), blocks * block - n)
         rows = fold(self.rows, n, blocks, block)
         diagonal = fold(jnp.asarray(self.exact_diagonal), n, blocks, block)
         right = right.reshape(blocks, block, -1)
-        left = jnp.swapaxes(right, 1, 2)  # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
+        # Vᵀ, so that the mirrored product needs no transposed tile: twice as fast
+        left = jnp.swapaxes(right, 1, 2)
 
         def total(operands: tuple[Any, ...], pairs: Int[Array, "p 2"]) -> Array:
             tile, rows, diagonal, right, left = operands
@@ -161,7 +176,9 @@ class TileOperator(eqx.Module):
                 upper = upper.at[i].add(_matmul(entries, direct * right[j]))
                 return (upper, lower.at[j].add(_matmul(mirror * left[i], entries))), None
 
-            (upper, lower), _ = jax.lax.scan(step, (jnp.zeros_like(right), jnp.zeros_like(left)), pairs)
+            (upper, lower), _ = jax.lax.scan(
+                step, (jnp.zeros_like(right), jnp.zeros_like(left)), pairs
+            )
             return upper + jnp.swapaxes(lower, 1, 2)
 
         # 4.7 and 3.8 times as fast as broadcast differences in double precision on one core, and on
@@ -174,7 +191,8 @@ class TileOperator(eqx.Module):
     def cross_matmul(self, other_rows: PyTree, V: Matrix) -> Float[Array, "o k"]:
         """Return C V, C_ij = tile(other_i, row_j), for `other_rows` of leading axis o and V (n, k).
 
-        Coincidences between the two sets of rows are the tile's own business here: no diagonal is replaced.
+        Coincidences between the two sets of rows are the tile's own business here: no diagonal is
+        replaced.
         """
         n, blocks, block = self._blocks()
         o = jax.tree.leaves(other_rows)[0].shape[0]
@@ -191,7 +209,9 @@ class TileOperator(eqx.Module):
             def step(total: Array, theirs: tuple[PyTree, Array]) -> tuple[Array, None]:
                 return total + _matmul(tile(mine, theirs[0]), theirs[1]), None
 
-            return jax.lax.scan(step, jnp.zeros((other_block, right.shape[-1]), right.dtype), (rows, right))[0]
+            return jax.lax.scan(
+                step, jnp.zeros((other_block, right.shape[-1]), right.dtype), (rows, right)
+            )[0]
 
         # `map` over row blocks: one tile is alive at a time, of at most block² entries.
         return jax.lax.map(row_block, others).reshape(other_blocks * other_block, -1)[:o]
@@ -202,19 +222,28 @@ class TileOperator(eqx.Module):
 
 
 def _shares(pair: Int[Array, " 2"], dtype: np.dtype) -> tuple[Array, Array]:
-    """Return 1 or 0: whether a tile counts, as −1 fills the last shares, and whether its mirror image does too."""
+    """Return 1 or 0: whether a tile counts, as −1 fills the last shares, and whether its mirror
+    image does too."""
     real = pair[0] >= 0
     return real.astype(dtype), (real & (pair[0] != pair[1])).astype(dtype)
 
 
-def _over_pairs[T](mesh: Mesh | None, total: Callable[[Any, Array], T], operands: Any, blocks: int) -> T:
-    """Return the sum of `total` over the tiles above the diagonal, each device of the mesh with its share of them."""
+def _over_pairs[T](
+    mesh: Mesh | None, total: Callable[[Any, Array], T], operands: Any, blocks: int
+) -> T:
+    """Return the sum of `total` over the tiles above the diagonal, each device of the mesh with its
+    share of them."""
     pairs = np.stack(np.triu_indices(blocks), axis=1)
     if mesh is None:
         return total(operands, jnp.asarray(pairs))
     short = -len(pairs) % mesh.size
     # Dealt like cards: tiles on the diagonal cost as much as others, and come at regular distances.
-    dealt = np.concatenate([pairs, np.full((short, 2), -1)]).reshape(-1, mesh.size, 2).swapaxes(0, 1).reshape(-1, 2)
+    dealt = (
+        np.concatenate([pairs, np.full((short, 2), -1)])
+        .reshape(-1, mesh.size, 2)
+        .swapaxes(0, 1)
+        .reshape(-1, 2)
+    )
     # Only arrays are sharded or copied to devices; the kernel's structure is compiled in.
     arrays, static = eqx.partition(operands, eqx.is_array_like)
 
@@ -233,7 +262,8 @@ def _over_pairs[T](mesh: Mesh | None, total: Callable[[Any, Array], T], operands
 
 @eqx.filter_jit
 def tile_diagonal(tile: Tile, rows: PyTree) -> Float[Array, " n"]:
-    """Return tile(row_i, row_i), shape (n,), one pair at a time: differences at coincidence are exact zeros."""
+    """Return tile(row_i, row_i), shape (n,), one pair at a time: differences at coincidence are
+    exact zeros."""
 
     def one(row: PyTree) -> Array:
         single = jax.tree.map(lambda leaf: leaf[None], row)
@@ -254,7 +284,8 @@ def tile_gram(tile: Tile, rows: PyTree) -> Float[Array, "n n"]:
 
 
 def split(n: int, block: int) -> tuple[int, int]:
-    """Return how many blocks cover n rows and how long they are: equal blocks, so that padding stays short."""
+    """Return how many blocks cover n rows and how long they are: equal blocks, so that padding
+    stays short."""
     blocks = -(-n // block)
     return blocks, -(-n // blocks)
 
@@ -264,9 +295,12 @@ def _take(rows: PyTree, index: Array) -> PyTree:
 
 
 def fold(rows: PyTree, n: int, blocks: int, block: int) -> PyTree:
-    """Return `rows` as (blocks, block, …), padded with copies of the last row (a zero could be far from the data)."""
+    """Return `rows` as (blocks, block, …), padded with copies of the last row (a zero could be far
+    from the data)."""
     index = jnp.minimum(jnp.arange(blocks * block), n - 1)
-    return jax.tree.map(lambda leaf: leaf.reshape(blocks, block, *leaf.shape[1:]), _take(rows, index))
+    return jax.tree.map(
+        lambda leaf: leaf.reshape(blocks, block, *leaf.shape[1:]), _take(rows, index)
+    )
 
 
 def pad(matrix: Array, extra: int) -> Array:
@@ -303,16 +337,20 @@ def bilinear_gradient[K: AbstractKernel](
     block: int | None = None,
     mesh: Mesh | None = None,
 ) -> K:
-    """Return ∂/∂θ Σ_s left_sᵀ K(θ) right_s for every parameter θ that is a JAX array, as a kernel of derivatives.
+    """Return ∂/∂θ Σ_s left_sᵀ K(θ) right_s for every parameter θ that is a JAX array, as a kernel
+    of derivatives.
 
-    One pass over the tiles above the diagonal: each is formed once, weighted by its entry of left·rightᵀ and of the
-    transpose, and differentiated in place, so memory is O(block²) whatever n is. The backward pass of a tile is one
-    more matrix product per side, not one per parameter. The devices of `mesh` share the tiles; None for one device.
+    One pass over the tiles above the diagonal: each is formed once, weighted by its entry of
+    left·rightᵀ and of the transpose, and differentiated in place, so memory is O(block²) whatever n
+    is. The backward pass of a tile is one more matrix product per side, not one per parameter. The
+    devices of `mesh` share the tiles; None for one device.
     """
     n = X.shape[0]
     blocks, size = split(n, block or tile_size(X.dtype))
     points = fold(X, n, blocks, size)
-    lefts, rights = (pad(array, blocks * size - n).reshape(blocks, size, -1) for array in (left, right))
+    lefts, rights = (
+        pad(array, blocks * size - n).reshape(blocks, size, -1) for array in (left, right)
+    )
     parameters, static = eqx.partition(kernel, eqx.is_inexact_array)
 
     def weighted(parameters: K, x: Array, y: Array, weights: Array) -> Array:
@@ -325,8 +363,12 @@ def bilinear_gradient[K: AbstractKernel](
             i, j = jnp.maximum(pair[0], 0), jnp.maximum(pair[1], 0)
             direct, mirror = _shares(pair, left.dtype)
             # ∂/∂A_ij of ΣLᵀAR is (LRᵀ)_ij, and A_ji = A_ij adds (RLᵀ)_ij off the diagonal tiles.
-            weights = direct * _matmul(lefts[i], rights[j].T) + mirror * _matmul(rights[i], lefts[j].T)
-            return jax.tree.map(jnp.add, slope, jax.grad(weighted)(parameters, points[i], points[j], weights)), None
+            weights = direct * _matmul(lefts[i], rights[j].T) + mirror * _matmul(
+                rights[i], lefts[j].T
+            )
+            return jax.tree.map(
+                jnp.add, slope, jax.grad(weighted)(parameters, points[i], points[j], weights)
+            ), None
 
         return jax.lax.scan(step, jax.tree.map(jnp.zeros_like, parameters), pairs)[0]
 
@@ -336,14 +378,16 @@ def bilinear_gradient[K: AbstractKernel](
 def pivoted_cholesky(
     operator: TileOperator, rank: int, *, shift: float | Float[Array, ""] = 0.0
 ) -> Float[Array, "n rank"]:
-    """Return L (n, rank) with L Lᵀ ≈ A + shift·I, choosing at each step the largest residual diagonal.
+    """Return L (n, rank) with L Lᵀ ≈ A + shift·I, choosing at each step the largest residual
+    diagonal.
 
-    The residual trace never increases with the rank. Once the residual is at rounding (below eps times the largest
-    diagonal entry) the remaining columns are zero: a matrix of lower rank is reproduced, with no division by zero.
-    Only `rank` columns of A are ever formed; the loop is compiled, not unrolled.
+    The residual trace never increases with the rank. Once the residual is at rounding (below eps
+    times the largest diagonal entry) the remaining columns are zero: a matrix of lower rank is
+    reproduced, with no division by zero. Only `rank` columns of A are ever formed; the loop is
+    compiled, not unrolled.
 
-    Source: Harbrecht, Peters and Schneider, On the low-rank approximation by the pivoted Cholesky decomposition
-    (Applied Numerical Mathematics 2012), Algorithm 1.
+    Source: Harbrecht, Peters and Schneider, On the low-rank approximation by the pivoted Cholesky
+    decomposition (Applied Numerical Mathematics 2012), Algorithm 1.
     """
     return _factor(operator, rank, jnp.asarray(shift, operator.dtype))
 
@@ -360,7 +404,9 @@ def _factor(operator: TileOperator, rank: int, extra: Float[Array, ""]) -> Float
         pivot = jnp.argmax(residual)
         largest = residual[pivot]
         column = operator.columns(pivot[None])[:, 0]
-        column = column.at[pivot].add(extra) - jnp.matmul(factor, factor[pivot], precision="highest")
+        column = column.at[pivot].add(extra) - jnp.matmul(
+            factor, factor[pivot], precision="highest"
+        )
         usable = largest > floor
         new = jnp.where(usable, column / jnp.sqrt(jnp.where(usable, largest, 1)), 0)
         # Exact arithmetic leaves zero at the pivot; rounding could have it chosen again.
@@ -371,7 +417,9 @@ def _factor(operator: TileOperator, rank: int, extra: Float[Array, ""]) -> Float
 
 
 def _as_array(noise: object) -> Array | np.ndarray:
-    return noise if isinstance(noise, jax.Array) else np.asarray(noise, getattr(noise, "dtype", float))
+    return (
+        noise if isinstance(noise, jax.Array) else np.asarray(noise, getattr(noise, "dtype", float))
+    )
 
 
 class Regularised(eqx.Module):
@@ -385,7 +433,9 @@ class Regularised(eqx.Module):
     noise: Float[Array | np.ndarray, "..."] = eqx.field(converter=_as_array)
 
     def __check_init__(self) -> None:
-        if self.noise.ndim > 1 or (self.noise.ndim == 1 and self.noise.shape != self.operator.shape[:1]):
+        if self.noise.ndim > 1 or (
+            self.noise.ndim == 1 and self.noise.shape != self.operator.shape[:1]
+        ):
             wanted = f"`noise` scalar or of shape {self.operator.shape[:1]}"
             raise InputError("Regularised", wanted, self.noise.shape, "Give one variance per row.")
 
@@ -411,8 +461,11 @@ class Regularised(eqx.Module):
         mine = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
         return self.operator.cross_matmul(mine, V) + self.row_noise[indices][:, None] * V[indices]
 
-    def columns_matmul(self, indices: Int[Array, " b"], U: Float[Array, "b k"]) -> Float[Array, "n k"]:
-        """Return columns `indices` of the matrix times U, b/n of a product; repeated indices add."""
+    def columns_matmul(
+        self, indices: Int[Array, " b"], U: Float[Array, "b k"]
+    ) -> Float[Array, "n k"]:
+        """Return columns `indices` of the matrix times U, b/n of a product; repeated indices
+        add."""
         part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
         # A is symmetric, so that columns times U are a cross product with the roles of rows
         # exchanged.
@@ -434,7 +487,8 @@ class Regularised(eqx.Module):
     def preconditioner(self, rank: int) -> "LowRankInverse":
         """Return the inverse of LLᵀ + diag(noise), L of this rank the pivoted Cholesky factor of A.
 
-        With rank zero that of the diagonal of the matrix; a noise of zero is replaced by a small one.
+        With rank zero that of the diagonal of the matrix; a noise of zero is replaced by a small
+        one.
         """
         n, size, diagonal = self.shape[0], min(rank, self.shape[0]), self.operator.diagonal()
         if not size:
@@ -459,13 +513,22 @@ class LowRankInverse(eqx.Module):
     @classmethod
     def of(cls, low_rank: Float[Array, "n r"], noise: Float[Array, " n"]) -> "LowRankInverse":
         # Section 5, Products and preconditioners: an (r, r) factor stands for the (n, n) inverse.
-        inner = low_rank.T @ (low_rank / noise[:, None]) + jnp.eye(low_rank.shape[1], dtype=low_rank.dtype)
+        inner = low_rank.T @ (low_rank / noise[:, None]) + jnp.eye(
+            low_rank.shape[1], dtype=low_rank.dtype
+        )
         return cls(low_rank, noise, cho_factor(inner, lower=True)[0])
 
     def __call__(self, R: Float[Array, "n k"]) -> Float[Array, "n k"]:
         scaled = R / self.noise[:, None]
-        return scaled - self.low_rank @ cho_solve((self.factor, True), self.low_rank.T @ scaled) / self.noise[:, None]
+        return (
+            scaled
+            - self.low_rank
+            @ cho_solve((self.factor, True), self.low_rank.T @ scaled)
+            / self.noise[:, None]
+        )
 
 
-def _with_diagonal(matrix: Float[Array, "n n"], diagonal: Float[Array, " n"]) -> Float[Array, "n n"]:
+def _with_diagonal(
+    matrix: Float[Array, "n n"], diagonal: Float[Array, " n"]
+) -> Float[Array, "n n"]:
     return jnp.where(jnp.eye(len(diagonal), dtype=bool), diagonal[:, None], matrix)

@@ -26,7 +26,8 @@ class TaskRows(NamedTuple):
     """Draws of all tasks under one another.
 
     draws : (m, d) in one set of coordinates.
-    scores : (m, d), each row's score under its own task's target; no cross-task score is ever needed.
+    scores : (m, d), each row's score under its own task's target; no cross-task score is ever
+        needed.
     tasks : (m,) integer labels 0, …, T − 1.
     """
 
@@ -35,16 +36,23 @@ class TaskRows(NamedTuple):
     tasks: Int[Array | np.ndarray, " m"]
 
 
-def task_sizes(where: str, tasks: Int[Array | np.ndarray, " m"], num_tasks: int) -> Int[np.ndarray, " t"]:
-    """Return the number of rows of each task, refusing labels outside 0, …, T − 1 and tasks without rows."""
+def task_sizes(
+    where: str, tasks: Int[Array | np.ndarray, " m"], num_tasks: int
+) -> Int[np.ndarray, " t"]:
+    """Return the number of rows of each task, refusing labels outside 0, …, T − 1 and tasks without
+    rows."""
     labels = np.asarray(tasks)
     if labels.size == 0 or labels.min() < 0 or labels.max() >= num_tasks:
         got = f"{labels.min()} to {labels.max()}" if labels.size else "no rows"
-        raise InputError(where, f"`tasks` in 0, …, {num_tasks - 1}", got, "Number the tasks from zero.")
+        raise InputError(
+            where, f"`tasks` in 0, …, {num_tasks - 1}", got, "Number the tasks from zero."
+        )
     sizes = np.bincount(labels, minlength=num_tasks)
     if (sizes == 0).any():
         empty = np.flatnonzero(sizes == 0).tolist()
-        raise InputError(where, "draws of every task", f"none of tasks {empty}", "Leave those tasks out.")
+        raise InputError(
+            where, "draws of every task", f"none of tasks {empty}", "Leave those tasks out."
+        )
     return sizes
 
 
@@ -62,7 +70,8 @@ class AbstractTaskCovariance(eqx.Module):
 
 
 class FixedCovariance(AbstractTaskCovariance):
-    """A given B, symmetric and positive semi-definite; a singular B (perfectly related tasks) is allowed."""
+    """A given B, symmetric and positive semi-definite; a singular B (perfectly related tasks) is
+    allowed."""
 
     value: Float[Array, "t t"] = eqx.field(converter=jnp.asarray)
 
@@ -70,10 +79,16 @@ class FixedCovariance(AbstractTaskCovariance):
         value = np.asarray(self.value)
         # Relative to the largest entry, since B has the units of the integrands squared.
         tolerance = np.sqrt(np.finfo(value.dtype).eps) * max(np.abs(value).max(initial=0.0), 1e-300)
-        symmetric = value.ndim == 2 and value.shape[0] == value.shape[1] and np.allclose(value, value.T, atol=tolerance)
+        symmetric = (
+            value.ndim == 2
+            and value.shape[0] == value.shape[1]
+            and np.allclose(value, value.T, atol=tolerance)
+        )
         if not symmetric or np.linalg.eigvalsh(value)[0] < -tolerance:
             cure = "Pass a covariance matrix over tasks, such as np.eye(num_tasks)."
-            raise InputError("FixedCovariance", "a symmetric positive semi-definite matrix", value, cure)
+            raise InputError(
+                "FixedCovariance", "a symmetric positive semi-definite matrix", value, cure
+            )
 
     @property
     def matrix(self) -> Float[Array, "t t"]:
@@ -84,7 +99,8 @@ class FixedCovariance(AbstractTaskCovariance):
 
 
 class CholeskyCovariance(AbstractTaskCovariance):
-    """A free B = LLᵀ, L lower triangular with the diagonal exp(log_diagonal) (section 4 of the paper).
+    """A free B = LLᵀ, L lower triangular with the diagonal exp(log_diagonal) (section 4 of the
+    paper).
 
     lower : (T, T), of which the strict lower triangle is used. log_diagonal : (T,).
     """
@@ -98,7 +114,9 @@ class CholeskyCovariance(AbstractTaskCovariance):
         factor = jnp.linalg.cholesky(jnp.asarray(matrix))
         if not bool(jnp.isfinite(factor).all()):
             cure = "Start from a blend with the identity."
-            raise InputError("CholeskyCovariance", "a positive definite matrix", np.asarray(matrix), cure)
+            raise InputError(
+                "CholeskyCovariance", "a positive definite matrix", np.asarray(matrix), cure
+            )
         return cls(jnp.tril(factor, -1), jnp.log(jnp.diagonal(factor)))
 
     @property
@@ -113,7 +131,8 @@ class CholeskyCovariance(AbstractTaskCovariance):
 
 
 class AbstractTaskControl(eqx.Module):
-    """A family g_θ of vector-valued control variates, E_{Π_t}[(g_θ)_t] = 0 for every θ, to train or to evaluate."""
+    """A family g_θ of vector-valued control variates, E_{Π_t}[(g_θ)_t] = 0 for every θ, to train or
+    to evaluate."""
 
     @property
     @abc.abstractmethod
@@ -122,7 +141,8 @@ class AbstractTaskControl(eqx.Module):
 
     @abc.abstractmethod
     def features(self, rows: TaskRows) -> Any:
-        """Return what g at these rows needs of the data, a pytree with leading axis b, free of trained parameters.
+        """Return what g at these rows needs of the data, a pytree with leading axis b, free of
+        trained parameters.
 
         It is computed once where it fits in memory, and in every mini-batch where it does not.
         """
@@ -152,8 +172,11 @@ class AbstractTaskControl(eqx.Module):
         return self.evaluate(self.features(rows), jnp.asarray(rows.tasks))
 
 
-def mix(along: Float[Array, "b t"], covariance: Float[Array, "t t"], tasks: Int[Array, " b"]) -> Float[Array, " b"]:
-    """Return Σ_t' B[t_i, t'] along[i, t'], the separable structure that kernels and polynomials share."""
+def mix(
+    along: Float[Array, "b t"], covariance: Float[Array, "t t"], tasks: Int[Array, " b"]
+) -> Float[Array, " b"]:
+    """Return Σ_t' B[t_i, t'] along[i, t'], the separable structure that kernels and polynomials
+    share."""
     # along (b, T') times the rows of B of each draw's own task: a matrix (b, T') and not (b, T,
     # T').
     return jnp.sum(along * covariance[tasks], axis=1)
@@ -196,14 +219,18 @@ class KernelTasks(AbstractTaskControl):
     covariance: AbstractTaskCovariance
 
     @classmethod
-    def start(cls, kernel: AbstractKernel, rows: TaskRows, covariance: AbstractTaskCovariance) -> "KernelTasks":
+    def start(
+        cls, kernel: AbstractKernel, rows: TaskRows, covariance: AbstractTaskCovariance
+    ) -> "KernelTasks":
         """Return g = 0 with one coefficient for each of `rows`."""
         draws, scores, tasks = (jnp.asarray(a) for a in rows)
         task_sizes("KernelTasks", tasks, covariance.matrix.shape[0])
         # The unit of B, as in the ridge form of docs/mathematics.md section 2: without it λ and the
         # size of B depend on the scores' units.
         scale = jnp.mean(stein_diagonal(kernel, draws, scores))
-        return cls(kernel, draws, scores, tasks, scale, jnp.zeros(draws.shape[0], draws.dtype), covariance)
+        return cls(
+            kernel, draws, scores, tasks, scale, jnp.zeros(draws.shape[0], draws.dtype), covariance
+        )
 
     @property
     def num_tasks(self) -> int:
@@ -213,10 +240,14 @@ class KernelTasks(AbstractTaskControl):
         draws, scores = jnp.asarray(rows.draws), jnp.asarray(rows.scores)
         return stein_gram(self.kernel, draws, scores, self.draws, self.scores) / self.scale
 
-    def evaluate(self, features: Float[Array, "b m"], tasks: Int[Array, " b"]) -> Float[Array, " b"]:
+    def evaluate(
+        self, features: Float[Array, "b m"], tasks: Int[Array, " b"]
+    ) -> Float[Array, " b"]:
         # Σ_j B[t, t_j] k₀ θ_j = (K₀ D) Bᵀ with D = θ spread over tasks: one product (b, m)·(m, T),
         # whatever T is.
-        spread = self.coefficients[:, None] * jax.nn.one_hot(self.tasks, self.num_tasks, dtype=self.coefficients.dtype)
+        spread = self.coefficients[:, None] * jax.nn.one_hot(
+            self.tasks, self.num_tasks, dtype=self.coefficients.dtype
+        )
         return mix(features @ spread, self.covariance.matrix, tasks)
 
     def squared_norm(self) -> Float[Array, ""]:
@@ -244,15 +275,21 @@ class PolynomialTasks(AbstractTaskControl):
     covariance: AbstractTaskCovariance
 
     @classmethod
-    def start(cls, rows: TaskRows, covariance: AbstractTaskCovariance, *, degree: int) -> "PolynomialTasks":
+    def start(
+        cls, rows: TaskRows, covariance: AbstractTaskCovariance, *, degree: int
+    ) -> "PolynomialTasks":
         """Return g = 0 with the features' scale taken from `rows`."""
         num_tasks = covariance.matrix.shape[0]
         task_sizes("PolynomialTasks", rows.tasks, num_tasks)
         # Features of degree three are far larger than those of degree one; one λ and one learning
         # rate must serve all.
-        features = polynomial_features(rows.draws, rows.scores, polynomial_exponents(rows.draws.shape[1], degree))
+        features = polynomial_features(
+            rows.draws, rows.scores, polynomial_exponents(rows.draws.shape[1], degree)
+        )
         scale = jnp.sqrt(jnp.mean(features**2, axis=0))
-        coefficients = jnp.zeros((num_polynomial_features(rows.draws.shape[1], degree), num_tasks), scale.dtype)
+        coefficients = jnp.zeros(
+            (num_polynomial_features(rows.draws.shape[1], degree), num_tasks), scale.dtype
+        )
         return cls(degree, jnp.where(scale > 0, scale, 1.0), coefficients, covariance)
 
     @property
@@ -263,7 +300,9 @@ class PolynomialTasks(AbstractTaskControl):
         exponents = polynomial_exponents(rows.draws.shape[1], self.degree)
         return polynomial_features(rows.draws, rows.scores, exponents) / self.scale[None]
 
-    def evaluate(self, features: Float[Array, "b q"], tasks: Int[Array, " b"]) -> Float[Array, " b"]:
+    def evaluate(
+        self, features: Float[Array, "b q"], tasks: Int[Array, " b"]
+    ) -> Float[Array, " b"]:
         return mix(features @ self.coefficients, self.covariance.matrix, tasks)
 
     def squared_norm(self) -> Float[Array, ""]:
@@ -282,10 +321,12 @@ class PolynomialTasks(AbstractTaskControl):
 class NeuralTasks(AbstractTaskControl):
     """g_t = Σ_r W_tr (∇·φ_r + φ_r·s_t), φ : ℝ^d → ℝ^{r×d} a multilayer perceptron.
 
-    Equation 13 of the paper has one φ and sums B over its second index, so that every u_t is a multiple of the same
-    function; here r functions are mixed by W. The divergence is by forward-mode differentiation: d products.
+    Equation 13 of the paper has one φ and sums B over its second index, so that every u_t is a
+    multiple of the same function; here r functions are mixed by W. The divergence is by
+    forward-mode differentiation: d products.
 
-    network : d → r·d. mixing : (T, r) W. Both are trained, and both are penalised by λ: W is no covariance.
+    network : d → r·d. mixing : (T, r) W. Both are trained, and both are penalised by λ: W is no
+        covariance.
     """
 
     network: eqx.nn.MLP
@@ -304,7 +345,9 @@ class NeuralTasks(AbstractTaskControl):
         # Nothing can be computed beforehand: the network itself moves.
         return jax.vmap(self._langevin)(*features, self.mixing[tasks])
 
-    def _langevin(self, x: Float[Array, " d"], s: Float[Array, " d"], weights: Float[Array, " r"]) -> Float[Array, ""]:
+    def _langevin(
+        self, x: Float[Array, " d"], s: Float[Array, " d"], weights: Float[Array, " r"]
+    ) -> Float[Array, ""]:
         """Return ∇·u + u·s of the task's own u = Σ_r W_tr φ_r: mixed first, so r costs nothing."""
 
         def field(x: Float[Array, " d"]) -> Float[Array, " d"]:
@@ -349,18 +392,34 @@ class NeuralNetwork(eqx.Module):
     def __check_init__(self) -> None:
         for name, value in (("width", self.width), ("depth", self.depth)):
             check_count("NeuralNetwork", name, value, "Use a positive integer.", most=100_000)
-        check_count("NeuralNetwork", "num_functions", self.num_functions, "Leave it out.", most=100_000, optional=True)
+        check_count(
+            "NeuralNetwork",
+            "num_functions",
+            self.num_functions,
+            "Leave it out.",
+            most=100_000,
+            optional=True,
+        )
         check_function("NeuralNetwork", "activation", self.activation, 1, "Such as jax.nn.tanh.")
 
     def start(self, num_tasks: int, dimension: int, *, key: PRNGKeyArray) -> NeuralTasks:
         """Return a network with g = 0: random hidden layers and a last layer of zeros.
 
-        W gives each task one function, plus noise. With fewer functions than tasks, task t gets function t mod r.
+        W gives each task one function, plus noise. With fewer functions than tasks, task t gets
+        function t mod r.
         """
         functions = num_tasks if self.num_functions is None else self.num_functions
         hidden, mixing = jax.random.split(key)
         outputs = functions * dimension
-        network = eqx.nn.MLP(dimension, outputs, self.width, self.depth, self.activation, dtype=np.float64, key=hidden)
+        network = eqx.nn.MLP(
+            dimension,
+            outputs,
+            self.width,
+            self.depth,
+            self.activation,
+            dtype=np.float64,
+            key=hidden,
+        )
         # A last layer of zeros makes g = 0: training starts at the plain mean.
         silent = jax.tree.map(jnp.zeros_like, network.layers[-1])
         network = eqx.tree_at(lambda n: n.layers[-1], network, silent)

@@ -1,4 +1,5 @@
-"""Related expectations on several traces, estimated together, with the covariance of their errors."""
+"""Related expectations on several traces, estimated together, with the covariance of their
+errors."""
 
 import json
 from collections.abc import Mapping
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 class TaskInput(NamedTuple):
     """One trace with its integrands; `bad_scores` if the gate failed and was overridden.
 
-    `controlled` is False where the gate's finding leaves only the plain mean. `verified` : as in `Options`.
+    `controlled` is False where the gate's finding leaves only the plain mean. `verified` : as in
+    `Options`.
     """
 
     sample: Sample
@@ -48,11 +50,12 @@ class JointEstimate(dict[str, Estimate]):
     """Estimates by task name, with what only the whole has.
 
     labels : P pairs (task, integrand), tasks in order.
-    covariance : (P, P) of the estimates' errors, positive semidefinite with mcse² on its diagonal: the part of the
-        error that the common fit makes under the kernel's model, and the rest, within the same draws, with the
-        correlation of the residual series. Other draws are independent.
-    task_labels, task_covariance : the (task, integrand) pairs that were fitted together and their learnt B, for
-        integrands of unit scale; empty where nothing was fitted.
+    covariance : (P, P) of the estimates' errors, positive semidefinite with mcse² on its diagonal:
+        the part of the error that the common fit makes under the kernel's model, and the rest,
+        within the same draws, with the correlation of the residual series. Other draws are
+        independent.
+    task_labels, task_covariance : the (task, integrand) pairs that were fitted together and their
+        learnt B, for integrands of unit scale; empty where nothing was fitted.
     """
 
     labels: tuple[tuple[str, str], ...]
@@ -84,7 +87,9 @@ class JointEstimate(dict[str, Estimate]):
         """Return one row per task and quantity, with the columns of `Estimate.to_dataframe`."""
         import pandas
 
-        return pandas.concat({task: part.to_dataframe() for task, part in self.items()}, names=["task"])
+        return pandas.concat(
+            {task: part.to_dataframe() for task, part in self.items()}, names=["task"]
+        )
 
     def to_json_dict(self) -> dict[str, dict[str, Any]]:
         """Return ``{"tasks": {name: ...}}`` with what `Estimate.to_json_dict` has of each."""
@@ -95,10 +100,11 @@ class JointEstimate(dict[str, Estimate]):
 
         Returns
         -------
-        DataTree : `mean_cv`, `mcse_cv`, … `status` and `method` over `task`, labelled by the task's name, or
-            ``name: integrand`` where a task has several; `covariance` (task, task_bis) of the errors; the learnt B as
-            `task_correlation` (fitted_task, fitted_task_bis), a correlation matrix, and `task_covariance`. One subgroup
-            per task, by its number, with what `Estimate.to_datatree` writes for it; its attr `task` is the name.
+        DataTree : `mean_cv`, `mcse_cv`, … `status` and `method` over `task`, labelled by the task's
+            name, or ``name: integrand`` where a task has several; `covariance` (task, task_bis) of
+            the errors; the learnt B as `task_correlation` (fitted_task, fitted_task_bis), a
+            correlation matrix, and `task_covariance`. One subgroup per task, by its number, with
+            what `Estimate.to_datatree` writes for it; its attr `task` is the name.
         """
         import xarray
 
@@ -107,7 +113,9 @@ class JointEstimate(dict[str, Estimate]):
         single = {name: len(part.names) == 1 for name, part in self.items()}
 
         def text(labels: tuple[tuple[str, str], ...]) -> np.ndarray:
-            return np.array([task if single[task] else f"{task}: {name}" for task, name in labels], dtype=object)
+            return np.array(
+                [task if single[task] else f"{task}: {name}" for task, name in labels], dtype=object
+            )
 
         parts = list(self.values())
         variables: dict[str, Any] = {
@@ -126,7 +134,9 @@ class JointEstimate(dict[str, Estimate]):
             coords |= {name: text(self.task_labels) for name in pair}
         # One fit has one set of facts, which each of its estimates repeats.
         attrs = {
-            "info": json.dumps(json_able(next((part.info for part in parts if part.info), {})), allow_nan=False),
+            "info": json.dumps(
+                json_able(next((part.info for part in parts if part.info), {})), allow_nan=False
+            ),
             "mcmcpost_version": version("mcmcpost"),
         }
         tree = xarray.DataTree()
@@ -143,9 +153,10 @@ def estimate_jointly(
 ) -> JointEstimate:
     """Estimate the expectations of all tasks with one vector-valued control variate.
 
-    Tasks that share draws and scores go through the Kronecker solve of `VectorValued.crossfit`. Integrands that are
-    constant or not finite, traces of fewer than four states and traces that failed the gate take no part in the fit and
-    are reported with their status. A coordinate that no task of the fit moves is left out of the fit.
+    Tasks that share draws and scores go through the Kronecker solve of `VectorValued.crossfit`.
+    Integrands that are constant or not finite, traces of fewer than four states and traces that
+    failed the gate take no part in the fit and are reported with their status. A coordinate that no
+    task of the fit moves is left out of the fit.
 
     Parameters
     ----------
@@ -153,22 +164,26 @@ def estimate_jointly(
 
     Raises
     ------
-    ValueError : tasks of different dimensions; a coordinate that is fixed in some of the fitted tasks and moves in
-        others; a covariance that does not fit them.
+    ValueError : tasks of different dimensions; a coordinate that is fixed in some of the fitted
+        tasks and moves in others; a covariance that does not fit them.
     """
     check_dimensions({name: item.trace for name, item in inputs.items()})
     for item in inputs.values():
         options.check(item.trace)
-    # Everything is estimated in the units of the tasks, in which no covariance between them overflows or vanishes.
-    # B compares integrands, and a quantity in thousands beside one in thousandths would have all of
-    # it.
+    # Everything is estimated in the units of the tasks, in which no covariance between them
+    # overflows or vanishes. B compares integrands, and a quantity in thousands beside one in
+    # thousandths would have all of it.
     samples = {
         name: item.sample._replace(values=item.sample.scaled, units=np.ones(len(item.sample.names)))
         for name, item in inputs.items()
     }
     # Bad scores of one task would spoil the common fit of all, so that it stands outside and is its
     # plain mean.
-    traces = {name: item.trace for name, item in inputs.items() if item.controlled and len(item.sample.columns)}
+    traces = {
+        name: item.trace
+        for name, item in inputs.items()
+        if item.controlled and len(item.sample.columns)
+    }
     labels = tuple((name, samples[name].names[j]) for name in traces for j in samples[name].columns)
     found = _fit_tasks(traces, samples, method, options)
     estimates = {
@@ -197,8 +212,12 @@ def check_dimensions(traces: Mapping[str, Trace]) -> None:
     sizes = {name: trace.draws.shape[-1] for name, trace in traces.items()}
     if len(set(sizes.values())) > 1:
         expected = "tasks of one dimension, whose targets live on one unconstrained space"
-        raise InputError("joint_expectation", expected, sizes, "Estimate the others by `expectation`.")
-    check_same_order("joint_expectation", {f"task {name!r}": trace.names for name, trace in traces.items()})
+        raise InputError(
+            "joint_expectation", expected, sizes, "Estimate the others by `expectation`."
+        )
+    check_same_order(
+        "joint_expectation", {f"task {name!r}": trace.names for name, trace in traces.items()}
+    )
 
 
 def same_states(a: Trace, b: Trace) -> bool:
@@ -207,10 +226,12 @@ def same_states(a: Trace, b: Trace) -> bool:
 
 
 def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
-    """Return which coordinates move in all tasks, refusing one that moves in some and is fixed in others.
+    """Return which coordinates move in all tasks, refusing one that moves in some and is fixed in
+    others.
 
-    Stein features along a coordinate do not average to zero in a task that holds it fixed: the score along it is a
-    gradient of the density of one value. Tasks that move it would lose what it explains were it left out of all.
+    Stein features along a coordinate do not average to zero in a task that holds it fixed: the
+    score along it is a gradient of the density of one value. Tasks that move it would lose what it
+    explains were it left out of all.
     """
     # The map to common coordinates divides by a spread, which a fixed coordinate has not.
     moves = {name: moving(trace.draws) for name, trace in traces.items()}
@@ -218,11 +239,14 @@ def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
     somewhere = np.logical_or.reduce(list(moves.values()))
     if (everywhere != somewhere).any():
         place = int(np.argmax(everywhere != somewhere))
-        fixed, free = ([name for name, own in moves.items() if own[place] == moved] for moved in (False, True))
+        fixed, free = (
+            [name for name, own in moves.items() if own[place] == moved] for moved in (False, True)
+        )
         raise InputError(
             "joint_expectation",
             "each parameter to move in every task or in none",
-            f"{traces[fixed[0]].names[place]!r}, fixed in task {fixed[0]!r} and not in task {free[0]!r}",
+            f"{traces[fixed[0]].names[place]!r}, fixed in task {fixed[0]!r} and not in task "
+            f"{free[0]!r}",
             "Estimate one of these tasks by `expectation`, which leaves its fixed parameters out.",
         )
     return everywhere
@@ -232,8 +256,8 @@ class TaskFits(NamedTuple):
     """The control variates of the tasks that were fitted.
 
     problems, fits : by the name of the task.
-    model_covariance : (t, t) of the errors that the common fit makes, in the problems' units; None for tasks of the
-        same draws, whose residuals show their correlation.
+    model_covariance : (t, t) of the errors that the common fit makes, in the problems' units; None
+        for tasks of the same draws, whose residuals show their correlation.
     task_covariance : (t, t) B.
     """
 
@@ -266,12 +290,19 @@ def _fit_tasks(
     # draws).
     if all(same_states(first, other) for other in others):
         problem = make_problem(
-            first, np.concatenate(values, axis=-1), states=states[0], num_folds=options.folds, moments=moments
+            first,
+            np.concatenate(values, axis=-1),
+            states=states[0],
+            num_folds=options.folds,
+            moments=moments,
         )
         whole = method.crossfit(problem)
         ends = np.cumsum([part.shape[-1] for part in values])
         columns = [slice(end - part.shape[-1], end) for end, part in zip(ends, values, strict=True)]
-        problems, fits = [problem.select(own) for own in columns], [whole.select(own) for own in columns]
+        problems, fits = (
+            [problem.select(own) for own in columns],
+            [whole.select(own) for own in columns],
+        )
         model, between = None, np.asarray(whole.info.get("task_covariance", np.eye(ends[-1])))
     else:
         joint = make_joint_problem(
@@ -280,17 +311,24 @@ def _fit_tasks(
         together = method.crossfit_joint(joint)
         problems, fits = list(joint.problems), list(together.fits)
         model, between = together.model_covariance, together.task_covariance
-    return TaskFits(dict(zip(traces, problems, strict=True)), dict(zip(traces, fits, strict=True)), model, between)
+    return TaskFits(
+        dict(zip(traces, problems, strict=True)),
+        dict(zip(traces, fits, strict=True)),
+        model,
+        between,
+    )
 
 
 def _common_error(
     estimates: Mapping[str, Estimate], found: TaskFits, samples: Mapping[str, Sample]
 ) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, "t t"]]:
-    """Return where each task of a common fit stands among all P, and the covariance of the errors that the fit makes.
+    """Return where each task of a common fit stands among all P, and the covariance of the errors
+    that the fit makes.
 
-    A task that was fitted alone or not at all has none, and no task has more than its whole error. The correlations are
-    those of the kernel's model, whose B often has rank one, as if it were known: they are shrunk as one observation of
-    unrelated tasks would shrink a B that was learnt from each task's states.
+    A task that was fitted alone or not at all has none, and no task has more than its whole error.
+    The correlations are those of the kernel's model, whose B often has rank one, as if it were
+    known: they are shrunk as one observation of unrelated tasks would shrink a B that was learnt
+    from each task's states.
     """
     # Of shared draws the residual series show how the errors are correlated, and no model is
     # needed.
@@ -321,7 +359,9 @@ def _common_error(
     # The shrinkage that is described above, as a factor for each task, so that the matrix stays
     # positive semidefinite.
     learnt = np.sqrt(1.0 - 1.0 / (np.array(states) + 1.0))
-    correlation = np.where(np.eye(len(rows), dtype=bool), correlation, correlation * np.outer(learnt, learnt))
+    correlation = np.where(
+        np.eye(len(rows), dtype=bool), correlation, correlation * np.outer(learnt, learnt)
+    )
     return np.array(rows, int), np.outer(errors, errors) * correlation
 
 
@@ -331,7 +371,8 @@ def _covariance(
     index: Int[np.ndarray, " t"],
     between: Float[np.ndarray, "t t"],
 ) -> Float[np.ndarray, "p p"]:
-    """Return `between`, the covariance of the common errors, plus that of the rest, by residuals of the same draws."""
+    """Return `between`, the covariance of the common errors, plus that of the rest, by residuals of
+    the same draws."""
     owner = np.repeat(np.arange(len(estimates)), [len(part.names) for part in estimates.values()])
     mcse = np.concatenate([part.mcse for part in estimates.values()])
     total = np.zeros((len(mcse), len(mcse)))
@@ -342,7 +383,9 @@ def _covariance(
     while left:
         # Groups of tasks on the same draws: within them residuals correlate, between them draws are
         # independent.
-        same = [k for k in left if same_states(inputs[names[left[0]]].trace, inputs[names[k]].trace)]
+        same = [
+            k for k in left if same_states(inputs[names[left[0]]].trace, inputs[names[k]].trace)
+        ]
         left = [k for k in left if k not in same]
         at = np.concatenate([np.flatnonzero(owner == k) for k in same])
         residuals = np.concatenate([estimates[names[k]].residuals for k in same], axis=-1)
@@ -359,16 +402,20 @@ def joint_expectation(
     allow_bad_scores: bool = False,
     fallback: bool = True,
 ) -> JointEstimate:
-    """Estimate related expectations on several traces and targets together: fidelities, temperatures, time points.
+    """Estimate related expectations on several traces and targets together: fidelities,
+    temperatures, time points.
 
     Parameters
     ----------
-    tasks : from a name to (tree, integrands); the integrands as in `expectation`, None for the stored values. All
-        targets live on one unconstrained space. Traces are taken to be independent of each other unless their draws
-        and scores are the same.
-    method : `VectorValued(...)`, the default with its default arguments, or `TrainedVectorValued(...)`.
-    standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled transform serves all.
-    folds, allow_bad_scores, fallback : as in `expectation`; fold k is left out of every task at once.
+    tasks : from a name to (tree, integrands); the integrands as in `expectation`, None for the
+        stored values. All targets live on one unconstrained space. Traces are taken to be
+        independent of each other unless their draws and scores are the same.
+    method : `VectorValued(...)`, the default with its default arguments, or
+        `TrainedVectorValued(...)`.
+    standardize : known (mean, sd) of the unconstrained draws of all tasks together; one pooled
+        transform serves all.
+    folds, allow_bad_scores, fallback : as in `expectation`; fold k is left out of every task at
+        once.
 
     Warns
     -----
@@ -376,17 +423,20 @@ def joint_expectation(
 
     Returns
     -------
-    JointEstimate : a dict from name to `Estimate`, with `covariance` of all errors and the learnt task covariance. A
-        task whose scores fail the gate is its plain mean, ``bad_scores``, and takes no part in the fit.
+    JointEstimate : a dict from name to `Estimate`, with `covariance` of all errors and the learnt
+        task covariance. A task whose scores fail the gate is its plain mean, ``bad_scores``, and
+        takes no part in the fit.
 
     Raises
     ------
     ScoreError : as in `expectation`, naming the task.
-    ValueError, TypeError : no task, tasks of different dimension, a parameter that some tasks move and others hold
-        fixed, a covariance that does not fit, a bad integrand.
+    ValueError, TypeError : no task, tasks of different dimension, a parameter that some tasks move
+        and others hold fixed, a covariance that does not fit, a bad integrand.
     """
     where, cure = "joint_expectation", 'Pass {"name": (tree, integrands)}.'
-    check_kind(where, "method", method, (VectorValued, TrainedVectorValued, None), "Or use expectation.")
+    check_kind(
+        where, "method", method, (VectorValued, TrainedVectorValued, None), "Or use expectation."
+    )
     check_flags(where, allow_bad_scores=allow_bad_scores, fallback=fallback)
     check_kind(where, "tasks", tasks, Mapping, cure)
     as_names(where, "tasks", tasks)
@@ -424,8 +474,12 @@ def joint_expectation(
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)
         sample = Sample.of(trace, labels, values, events)
         inputs[name] = TaskInput(sample, bad, not failed or allow_bad_scores, check.verified)
-    joint = in_float64(estimate_jointly)(inputs, choice, Options(standardize, folds, allow_bad_scores, fallback))
+    joint = in_float64(estimate_jointly)(
+        inputs, choice, Options(standardize, folds, allow_bad_scores, fallback)
+    )
     # After the fits: a controlled mean that contradicts the plain one is only then known.
-    parts = ((task, contradicted(one, known=inputs[task].bad_scores)) for task, one in joint.items())
+    parts = (
+        (task, contradicted(one, known=inputs[task].bad_scores)) for task, one in joint.items()
+    )
     warn_of_contradiction([f"{task}: {name}" for task, names in parts for name in names])
     return joint

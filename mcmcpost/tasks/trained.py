@@ -1,4 +1,5 @@
-"""Vector-valued control variates trained by stochastic optimisation: Algorithms 1 and 2 of Sun, Barp and Briol."""
+"""Vector-valued control variates trained by stochastic optimisation: Algorithms 1 and 2 of Sun,
+Barp and Briol."""
 
 import math
 from typing import Any, NamedTuple
@@ -29,10 +30,12 @@ from mcmcpost.tasks.families import (
 
 
 class Schedule(NamedTuple):
-    """An epoch of mini-batches of units, a unit being `block` consecutive rows of one chain of one task.
+    """An epoch of mini-batches of units, a unit being `block` consecutive rows of one chain of one
+    task.
 
     units : (u, ℓ) row numbers, sorted by task. tasks : (u,) the task of each unit.
-    slots : (e, b) positions, sorted by task, of the units of each of the e steps in a shuffled list of units.
+    slots : (e, b) positions, sorted by task, of the units of each of the e steps in a shuffled list
+        of units.
     counts : (T,) units of each task in a step. sizes : (T,) units of each task.
     """
 
@@ -44,9 +47,11 @@ class Schedule(NamedTuple):
 
 
 def proportional_counts(sizes: Int[np.ndarray, " t"], total: int) -> Int[np.ndarray, " t"]:
-    """Split `total` in proportion to `sizes` by largest remainders, at least one each and no more than there are.
+    """Split `total` in proportion to `sizes` by largest remainders, at least one each and no more
+    than there are.
 
-    Exact wherever total·m_t/Σm is an integer, else within one of it unless a small task was rounded up to one.
+    Exact wherever total·m_t/Σm is an integer, else within one of it unless a small task was rounded
+    up to one.
     """
     total = min(total, int(sizes.sum()))
     # In proportion, so that all tasks use up their units in about as many steps and none is seen
@@ -70,32 +75,40 @@ def make_schedule(
 ) -> Schedule:
     """Cut the rows into units and lay out the steps of an epoch.
 
-    An epoch has max_t ⌈u_t/b_t⌉ steps. A task whose units are used up earlier starts again, so that every step has the
-    same counts, no row comes twice in one step, and every unit is equally likely to be used.
+    An epoch has max_t ⌈u_t/b_t⌉ steps. A task whose units are used up earlier starts again, so that
+    every step has the same counts, no row comes twice in one step, and every unit is equally likely
+    to be used.
 
     Parameters
     ----------
     tasks : (m,) labels 0, …, T − 1; rows of one run of one task are in draw order.
-    batch_size : rows in a step, at least T; with blocks, at least one block of each task is taken all the same.
-    block : rows of a unit; None for ⌊√n⌋, n the length of a task's longest run in the task where that is shortest.
-        Rows that do not fill a block are left out at the start of their run.
-    runs : (m,) labels of the stretches of consecutive draws of one chain; None where each task is one run.
+    batch_size : rows in a step, at least T; with blocks, at least one block of each task is taken
+        all the same.
+    block : rows of a unit; None for ⌊√n⌋, n the length of a task's longest run in the task where
+        that is shortest. Rows that do not fill a block are left out at the start of their run.
+    runs : (m,) labels of the stretches of consecutive draws of one chain; None where each task is
+        one run.
 
     Raises
     ------
     ValueError
-        if a label is out of range, `batch_size` is below T, or no run of a task is as long as `block`.
+        if a label is out of range, `batch_size` is below T, or no run of a task is as long as
+        `block`.
     """
     # Faults are raised before anything is compiled.
     sizes = task_sizes("Stochastic", tasks, num_tasks)
     if batch_size < num_tasks:
         cure = "A mini-batch holds at least one draw of each task."
-        raise InputError("Stochastic", f"`batch_size` of at least {num_tasks} tasks", batch_size, cure)
+        raise InputError(
+            "Stochastic", f"`batch_size` of at least {num_tasks} tasks", batch_size, cure
+        )
     labels = np.zeros_like(tasks) if runs is None else np.asarray(runs)
     # Stretches of one task and one run, each in draw order (a stable sort): block means over a seam
     # between two chains would be no batch means.
     pairs, member = np.unique(np.stack([tasks, labels], 1), axis=0, return_inverse=True)
-    stretches = np.split(np.argsort(member.ravel(), kind="stable"), np.cumsum(np.bincount(member.ravel()))[:-1])
+    stretches = np.split(
+        np.argsort(member.ravel(), kind="stable"), np.cumsum(np.bincount(member.ravel()))[:-1]
+    )
     longest = np.zeros(num_tasks, int)
     np.maximum.at(longest, pairs[:, 0], [len(stretch) for stretch in stretches])
     # ⌊√n⌋ is the usual length of batch means; of the shortest task, so that every task has a whole
@@ -103,13 +116,19 @@ def make_schedule(
     length = max(int(np.sqrt(longest.min())), 1) if block is None else block
     if length > longest.min():
         expected = (
-            f"`block` of at most {longest.min()}, the longest run of consecutive draws of task {longest.argmin()}"
+            f"`block` of at most {longest.min()}, the longest run of consecutive draws of task "
+            f"{longest.argmin()}"
         )
-        cure = "Use a shorter block: it must not straddle two chains or the draws that a fold holds out."
+        cure = (
+            "Use a shorter block: it must not straddle two chains or the draws that a fold holds "
+            "out."
+        )
         raise InputError("ChainVariance", expected, length, cure)
     # What does not fill a block is dropped at the start, where a chain is farthest from its
     # posterior.
-    units = np.concatenate([stretch[len(stretch) % length :].reshape(-1, length) for stretch in stretches])
+    units = np.concatenate(
+        [stretch[len(stretch) % length :].reshape(-1, length) for stretch in stretches]
+    )
     owner = np.asarray(tasks)[units[:, 0]]
     sizes = np.bincount(owner, minlength=num_tasks)
     counts = proportional_counts(sizes, max(num_tasks, batch_size // length))
@@ -127,7 +146,8 @@ def make_schedule(
 
 
 def shuffled_units(schedule: Schedule, *, key: PRNGKeyArray) -> Int[Array, "e b"]:
-    """Return the units of every step of one epoch, shuffled within tasks; column i is always of one task."""
+    """Return the units of every step of one epoch, shuffled within tasks; column i is always of one
+    task."""
     # Sorted by task first and by noise within it: slots stay valid, and the shuffle needs no loop
     # over tasks.
     order = jnp.lexsort((jax.random.uniform(key, schedule.tasks.shape), schedule.tasks))
@@ -135,15 +155,18 @@ def shuffled_units(schedule: Schedule, *, key: PRNGKeyArray) -> Int[Array, "e b"
 
 
 def unit_weights(schedule: Schedule, dtype: np.dtype) -> Float[Array, " b"]:
-    """Return 1/b_t for the columns of a step: Σ over them is Σ_t of the mean over the units of task t."""
+    """Return 1/b_t for the columns of a step: Σ over them is Σ_t of the mean over the units of task
+    t."""
     return (1 / schedule.counts.astype(dtype))[schedule.tasks[schedule.slots[0]]]
 
 
 CACHE_ENTRIES = 1 << 25
-"""Entries (256 MB) up to which the features of all rows are computed once, and not in every mini-batch."""
+"""Entries (256 MB) up to which the features of all rows are computed once, and not in every
+mini-batch."""
 
 SETTLED = 0.01
-"""Relative change of the mean loss, from one tenth of the epochs to the last tenth, up to which it is settled."""
+"""Relative change of the mean loss, from one tenth of the epochs to the last tenth, up to which it
+is settled."""
 
 _CHUNK = 256
 
@@ -157,14 +180,16 @@ class MeanSquare(eqx.Module):
 
 
 class ChainVariance(eqx.Module):
-    """Σ_t of the batch-means estimate of the residual's variance in the Markov-chain central limit theorem.
+    """Σ_t of the batch-means estimate of the residual's variance in the Markov-chain central limit
+    theorem.
 
-    The mean over blocks of ℓ·(mean residual in the block)², blocks of ℓ consecutive draws of one chain. Appendix A.1
-    prints another estimator, with all lags up to m − 1 and the mean subtracted: it is (Σ_j (r_j − r̄))²/m, which is
-    zero whatever g is, so it cannot be minimised. Only m/ℓ block means are fitted, so a flexible family needs a larger
-    penalty than with `MeanSquare`.
+    The mean over blocks of ℓ·(mean residual in the block)², blocks of ℓ consecutive draws of one
+    chain. Appendix A.1 prints another estimator, with all lags up to m − 1 and the mean subtracted:
+    it is (Σ_j (r_j − r̄))²/m, which is zero whatever g is, so it cannot be minimised. Only m/ℓ
+    block means are fitted, so a flexible family needs a larger penalty than with `MeanSquare`.
 
-    block : ℓ, a few autocorrelation times; None for ⌊√n⌋, n the number of consecutive draws on which a fit is made.
+    block : ℓ, a few autocorrelation times; None for ⌊√n⌋, n the number of consecutive draws on
+        which a fit is made.
     """
 
     block: int | None = None
@@ -174,13 +199,16 @@ class ChainVariance(eqx.Module):
 
 
 class Stochastic(eqx.Module):
-    """How a vector-valued control variate is trained: Adam on mini-batches, for draws too many for a direct solve.
+    """How a vector-valued control variate is trained: Adam on mini-batches, for draws too many for
+    a direct solve.
 
     num_epochs : passes over the data.
-    batch_size : draws in a mini-batch, over all tasks together; shared among them in proportion to their draws.
+    batch_size : draws in a mini-batch, over all tasks together; shared among them in proportion to
+        their draws.
     learning_rate : Adam's.
     penalty : λ of λ‖θ‖², Euclidean (Appendix A.2).
-    learn_covariance : train B = LLᵀ as well, under + ‖B‖²_F (Algorithm 1), or leave it as given (Algorithm 2).
+    learn_covariance : train B = LLᵀ as well, under + ‖B‖²_F (Algorithm 1), or leave it as given
+        (Algorithm 2).
     objective : `MeanSquare` when None.
     """
 
@@ -194,8 +222,12 @@ class Stochastic(eqx.Module):
     def __check_init__(self) -> None:
         check_count("Stochastic", "num_epochs", self.num_epochs, "Use 400.")
         check_count("Stochastic", "batch_size", self.batch_size, "Use a few draws of each task.")
-        check_number("Stochastic", "learning_rate", self.learning_rate, "Values of unit scale suit 1e-3.")
-        check_number("Stochastic", "penalty", self.penalty, "Values such as 1e-5 suit.", inside="[0, inf)")
+        check_number(
+            "Stochastic", "learning_rate", self.learning_rate, "Values of unit scale suit 1e-3."
+        )
+        check_number(
+            "Stochastic", "penalty", self.penalty, "Values such as 1e-5 suit.", inside="[0, inf)"
+        )
         check_flags("Stochastic", learn_covariance=self.learn_covariance)
         kinds = (MeanSquare, ChainVariance, None)
         check_kind("Stochastic", "objective", self.objective, kinds, "Such as ChainVariance().")
@@ -208,9 +240,11 @@ class StochasticFit(NamedTuple):
     loss : the whole objective on all data at the end.
     history : (num_epochs,) mean mini-batch objective of each epoch.
     num_steps : Adam steps.
-    converged : whether `history` has settled: the mean over the last tenth of the epochs within `SETTLED`, relative, of
-        the mean over the tenth before. It says that more epochs would change little, not that the optimum is global.
-    finite : whether every loss and every parameter is finite; if not, training diverged and the control is worthless.
+    converged : whether `history` has settled: the mean over the last tenth of the epochs within
+        `SETTLED`, relative, of the mean over the tenth before. It says that more epochs would
+        change little, not that the optimum is global.
+    finite : whether every loss and every parameter is finite; if not, training diverged and the
+        control is worthless.
     """
 
     control: AbstractTaskControl
@@ -238,24 +272,28 @@ def fit_stochastic(
     key: PRNGKeyArray,
     runs: Int[np.ndarray, " m"] | None = None,
 ) -> StochasticFit:
-    """Minimise Σ_t mean_j (f_t(x_tj) − g_t(x_tj) − β_t)² + λ‖θ‖² (+ ‖B‖²_F) by Adam on mini-batches.
+    """Minimise Σ_t mean_j (f_t(x_tj) − g_t(x_tj) − β_t)² + λ‖θ‖² (+ ‖B‖²_F) by Adam on
+    mini-batches.
 
-    Training starts from `control` as it is, which is g = 0 for a new one, and from the task means as constants β.
-    Everything random, that is the order of the draws, comes from `key`.
+    Training starts from `control` as it is, which is g = 0 for a new one, and from the task means
+    as constants β. Everything random, that is the order of the draws, comes from `key`.
 
     Parameters
     ----------
     control : the family, with B given or free; `choice.learn_covariance` frees it.
     rows : m draws of all tasks, those of one run of one task in draw order.
     values : (m,) integrand of each row's task, of unit scale.
-    runs : (m,) labels of the stretches of consecutive draws, which `ChainVariance` needs; see `make_schedule`.
+    runs : (m,) labels of the stretches of consecutive draws, which `ChainVariance` needs; see
+        `make_schedule`.
 
     Raises
     ------
     ValueError
-        if a task has no rows, `batch_size` is below the number of tasks, or no run of a task is as long as a block.
+        if a task has no rows, `batch_size` is below the number of tasks, or no run of a task is as
+        long as a block.
 
-    Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), Algorithms 1 and 2, Appendix A.2.
+    Source: Sun, Barp and Briol, Vector-Valued Control Variates (ICML 2023), Algorithms 1 and 2,
+    Appendix A.2.
     """
     objective = choice.objective or MeanSquare()
     tasks = np.asarray(rows.tasks)
@@ -278,9 +316,20 @@ def fit_stochastic(
     # and from zero it would take thousands of steps to find them.
     first = _task_means(f, data.tasks, control.num_tasks)
     trained, constants, loss, history = _train(
-        control, first, data, f, schedule, penalty, rate, key, num_epochs=choice.num_epochs, cached=cached
+        control,
+        first,
+        data,
+        f,
+        schedule,
+        penalty,
+        rate,
+        key,
+        num_epochs=choice.num_epochs,
+        cached=cached,
     )
-    parameters = jax.tree.leaves((eqx.filter(trained, trained.trainable()), constants, loss, history))
+    parameters = jax.tree.leaves(
+        (eqx.filter(trained, trained.trainable()), constants, loss, history)
+    )
     return StochasticFit(
         control=trained,
         beta=constants,
@@ -306,7 +355,8 @@ def _train(
     num_epochs: int,
     cached: bool,
 ) -> tuple[AbstractTaskControl, Float[Array, " t"], Float[Array, ""], Float[Array, " e"]]:
-    """Run every epoch in one scan; one compilation serves every key, penalty, learning rate and value."""
+    """Run every epoch in one scan; one compilation serves every key, penalty, learning rate and
+    value."""
     # Gradients of what is trained only: m training rows and their scores are leaves too.
     free, frozen = eqx.partition(control, control.trainable())
     features = control.features(rows) if cached else None
@@ -319,7 +369,11 @@ def _train(
         members = schedule.units[units]
         index = members.ravel()
         batch = jax.tree.map(lambda a: a[index], rows)
-        known = family.features(batch) if features is None else jax.tree.map(lambda a: a[index], features)
+        known = (
+            family.features(batch)
+            if features is None
+            else jax.tree.map(lambda a: a[index], features)
+        )
         # f_t(x_tj) − g_t(x_tj) − β_t of equation 8 of the paper.
         residual = values[index] - family.evaluate(known, batch.tasks) - parameters[1][batch.tasks]
         return members.shape[1] * jnp.mean(residual.reshape(members.shape), axis=1) ** 2
@@ -343,16 +397,21 @@ def _train(
         return state, jnp.mean(losses)
 
     start = (free, beta)
-    state, history = jax.lax.scan(epoch, TrainState(start, optimiser.init(start)), jax.random.split(key, num_epochs))
+    state, history = jax.lax.scan(
+        epoch, TrainState(start, optimiser.init(start)), jax.random.split(key, num_epochs)
+    )
     # The objective on all data: the history has mini-batches, each at other parameters. In chunks,
     # since features that were not cached do not fit in memory all at once.
     squares = _in_chunks(lambda units: blocks(state.parameters, units), schedule.units.shape[0])
-    total = jnp.sum(_task_means(squares, schedule.tasks, control.num_tasks)) + penalties(state.parameters)
+    total = jnp.sum(_task_means(squares, schedule.tasks, control.num_tasks)) + penalties(
+        state.parameters
+    )
     return eqx.combine(state.parameters[0], frozen), state.parameters[1], total, history
 
 
 def _in_chunks(function: Any, count: int) -> Float[Array, " u"]:
-    """Return function(0), …, function(count − 1) from blocks of indices, the last of which overlaps."""
+    """Return function(0), …, function(count − 1) from blocks of indices, the last of which
+    overlaps."""
     size = min(_CHUNK, count)
     # The last block overlaps in place of a remainder, which would be a second compiled shape; equal
     # values are written twice.
@@ -362,9 +421,13 @@ def _in_chunks(function: Any, count: int) -> Float[Array, " u"]:
     return jnp.zeros(count, found.dtype).at[index.ravel()].set(found.ravel())
 
 
-def _task_means(values: Float[Array, " m"], tasks: Int[Array, " m"], num_tasks: int) -> Float[Array, " t"]:
+def _task_means(
+    values: Float[Array, " m"], tasks: Int[Array, " m"], num_tasks: int
+) -> Float[Array, " t"]:
     ones = jnp.ones_like(values)
-    return jax.ops.segment_sum(values, tasks, num_tasks) / jax.ops.segment_sum(ones, tasks, num_tasks)
+    return jax.ops.segment_sum(values, tasks, num_tasks) / jax.ops.segment_sum(
+        ones, tasks, num_tasks
+    )
 
 
 def _settled(history: Float[Array, " e"]) -> Bool[Array, ""]:
@@ -378,7 +441,8 @@ def _settled(history: Float[Array, " e"]) -> Bool[Array, ""]:
 class KernelFamily(eqx.Module):
     """g_t = Σ_j B_{t t_j} k₀(·, x_j) θ_j, one coefficient a draw.
 
-    kernel : on standardised coordinates. covariance : (T, T) B, where training starts or, by default, stays; identity
+    kernel : on standardised coordinates. covariance : (T, T) B, where training starts or, by
+        default, stays; identity
     where None.
     """
 
@@ -386,7 +450,13 @@ class KernelFamily(eqx.Module):
     covariance: Any = None
 
     def __check_init__(self) -> None:
-        check_kind("KernelFamily", "kernel", self.kernel, AbstractKernel, "Such as SquaredExponential(2.0).")
+        check_kind(
+            "KernelFamily",
+            "kernel",
+            self.kernel,
+            AbstractKernel,
+            "Such as SquaredExponential(2.0).",
+        )
         if self.covariance is not None:
             check_covariance("KernelFamily", self.covariance)
 
@@ -395,7 +465,8 @@ class KernelFamily(eqx.Module):
 
 
 class PolynomialFamily(eqx.Module):
-    """g_t = Σ_{t'} B_{tt'} Σ_i Θ_{it'} L_t φ_i for monomials φ_i up to a total degree (Appendix C.2 and C.3).
+    """g_t = Σ_{t'} B_{tt'} Σ_i Θ_{it'} L_t φ_i for monomials φ_i up to a total degree (Appendix C.2
+    and C.3).
 
     degree : of the polynomials. covariance : as for `KernelFamily`.
     """
@@ -404,21 +475,27 @@ class PolynomialFamily(eqx.Module):
     covariance: Any = None
 
     def __check_init__(self) -> None:
-        check_count("PolynomialFamily", "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE)
+        check_count(
+            "PolynomialFamily", "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE
+        )
         if self.covariance is not None:
             check_covariance("PolynomialFamily", self.covariance)
 
     def start(self, rows: TaskRows, num_tasks: int) -> AbstractTaskControl:
-        return PolynomialTasks.start(rows, _covariance(self.covariance, num_tasks), degree=self.degree)
+        return PolynomialTasks.start(
+            rows, _covariance(self.covariance, num_tasks), degree=self.degree
+        )
 
 
 class TrainedVectorValued(AbstractControlVariate):
-    """Train a family of vector-valued control variates by Adam on mini-batches, for problems too large for a solve.
+    """Train a family of vector-valued control variates by Adam on mini-batches, for problems too
+    large for a solve.
 
-    Algorithms 1 and 2 of Sun, Barp and Briol (2023), neural families of Appendix C.2, polynomials of C.3, the chain
-    variance of A.1. Where a solve is possible, `VectorValued` is faster and more accurate by orders of magnitude
-    (``benchmarks/RESULTS.md``). The estimate is the mean of the held-out residuals: each fold's family is trained on
-    the others. A copy of a state counts once in training.
+    Algorithms 1 and 2 of Sun, Barp and Briol (2023), neural families of Appendix C.2, polynomials
+    of C.3, the chain variance of A.1. Where a solve is possible, `VectorValued` is faster and more
+    accurate by orders of magnitude (``benchmarks/RESULTS.md``). The estimate is the mean of the
+    held-out residuals: each fold's family is trained on the others. A copy of a state counts once
+    in training.
 
     Parameters
     ----------
@@ -451,7 +528,9 @@ class TrainedVectorValued(AbstractControlVariate):
         training = self.training or Stochastic()
         t = joint.num_tasks
         if joint.folds.num_train < MIN_TRAIN:
-            few = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
+            few = tuple(
+                no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems
+            )
             return JointFit(few, np.zeros((t, t)), np.eye(t))
         keys = jax.random.split(self.key, joint.folds.num_folds + 1)
         # For its loss and B only: the reported mean is that of the held-out residuals.
@@ -479,10 +558,16 @@ class TrainedVectorValued(AbstractControlVariate):
             mean, refits = mean_of_residuals(problem, part)
             status = Status.CONTROLLED if settled else Status.NOT_CONVERGED
             labels = (self.label,) * len(mine)
-            fits.append(FoldFit(mean, part, refits, np.zeros(len(mine)), (status,) * len(mine), labels, info))
+            fits.append(
+                FoldFit(
+                    mean, part, refits, np.zeros(len(mine)), (status,) * len(mine), labels, info
+                )
+            )
         return JointFit(tuple(fits), np.zeros((t, t)), between)
 
-    def _train(self, joint: JointProblem, index: np.ndarray, training: Stochastic, key: PRNGKeyArray) -> StochasticFit:
+    def _train(
+        self, joint: JointProblem, index: np.ndarray, training: Stochastic, key: PRNGKeyArray
+    ) -> StochasticFit:
         first, order = jax.random.split(key)
         rows = _rows(joint, index)
         start = (
@@ -490,7 +575,9 @@ class TrainedVectorValued(AbstractControlVariate):
             if isinstance(self.family, NeuralNetwork)
             else self.family.start(rows, joint.num_tasks)
         )
-        return fit_stochastic(start, rows, joint.values[index], training, key=order, runs=runs_of(joint, index))
+        return fit_stochastic(
+            start, rows, joint.values[index], training, key=order, runs=runs_of(joint, index)
+        )
 
 
 def _rows(joint: JointProblem, index: np.ndarray) -> TaskRows:
@@ -498,9 +585,14 @@ def _rows(joint: JointProblem, index: np.ndarray) -> TaskRows:
 
 
 def runs_of(joint: JointProblem, index: Int[np.ndarray, " r"]) -> Int[np.ndarray, " r"]:
-    """Return labels of the stretches of some rows, in order, that are consecutive rows of one chain of one task."""
+    """Return labels of the stretches of some rows, in order, that are consecutive rows of one chain
+    of one task."""
     # A fold that was left out interrupts a chain, too.
-    breaks = (np.diff(index) != 1) | (np.diff(joint.chains[index]) != 0) | (np.diff(joint.labels[index]) != 0)
+    breaks = (
+        (np.diff(index) != 1)
+        | (np.diff(joint.chains[index]) != 0)
+        | (np.diff(joint.labels[index]) != 0)
+    )
     return np.concatenate([[0], np.cumsum(breaks)])
 
 
@@ -508,5 +600,7 @@ def _covariance(given: Any, num_tasks: int) -> FixedCovariance:
     matrix = np.eye(num_tasks) if given is None else np.asarray(given, float)
     if matrix.shape != (num_tasks, num_tasks):
         cure = "One row for each integrand that varies."
-        raise InputError("TrainedVectorValued", f"a covariance of {num_tasks} tasks", matrix.shape, cure)
+        raise InputError(
+            "TrainedVectorValued", f"a covariance of {num_tasks} tasks", matrix.shape, cure
+        )
     return FixedCovariance(jnp.asarray(matrix))

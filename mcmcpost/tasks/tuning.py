@@ -21,20 +21,29 @@ from mcmcpost.core.errors import InputError
 from mcmcpost.solve import cholesky_factor, fit_rows
 from mcmcpost.solve.restricted import negative_restricted_likelihood
 from mcmcpost.solve.search import KERNEL_MEMORY, LBFGS, Packing, TrainingProblem, is_positive
-from mcmcpost.stein import AbstractKernel, Coregionalisation, MatrixSteinTile, SquaredExponential, matrix_stein_tile
+from mcmcpost.stein import (
+    AbstractKernel,
+    Coregionalisation,
+    MatrixSteinTile,
+    SquaredExponential,
+    matrix_stein_tile,
+)
 from mcmcpost.stein.products import tile_diagonal, tile_gram
 from mcmcpost.tasks.families import task_sizes
 
 TASK_NUGGET_BOUNDS = (1e-10, 1e2)
-"""The lower bound is below that for one task, because related tasks determine each other to more digits."""
+"""The lower bound is below that for one task, because related tasks determine each other to more
+digits."""
 
 TASK_RANGE = np.exp(12.0)
-"""Parameters of kernels stay within this factor of their start. Without a prior an inert coordinate may become flat."""
+"""Parameters of kernels stay within this factor of their start. Without a prior an inert coordinate
+may become flat."""
 
 LOG_DIAGONAL_BOUNDS = (-14.0, 6.0)
 
 ROUNDING = 1e-13
-"""Added to a learnt B, relative to its trace: tasks that are multiples of each other make it singular to rounding."""
+"""Added to a learnt B, relative to its trace: tasks that are multiples of each other make it
+singular to rounding."""
 
 COVARIANCE_FLOOR = 1e-6
 """Relative size of the smallest eigenvalue of a covariance that starts a search."""
@@ -79,27 +88,32 @@ def maximise_task_likelihood(
     rank: int | None = None,
     max_steps: int = 80,
 ) -> TasksTuned | None:
-    """Tune kernels, the B_q and the nugget η of A = Σ B_q⊗K_q/mean(diag) + η·diag(1/n) for all tasks together.
+    """Tune kernels, the B_q and the nugget η of A = Σ B_q⊗K_q/mean(diag) + η·diag(1/n) for all
+    tasks together.
 
-    docs/mathematics.md section 2, Hyper-parameters, where the borehole error of 1.29 at m = 20 becomes 0.0007; Sun,
-    Barp and Briol (2023), Appendix D.2, with the quadratic form that its print lost. B = LLᵀ with a positive diagonal,
-    or WWᵀ + diag with W of `rank` columns. The overall amplitude is profiled out, the constants by generalised least
-    squares.
+    docs/mathematics.md section 2, Hyper-parameters, where the borehole error of 1.29 at m = 20
+    becomes 0.0007; Sun, Barp and Briol (2023), Appendix D.2, with the quadratic form that its print
+    lost. B = LLᵀ with a positive diagonal, or WWᵀ + diag with W of `rank` columns. The overall
+    amplitude is profiled out, the constants by generalised least squares.
 
     Parameters
     ----------
     starts : kernels of one structure, with covariances for K_q/mean(diag K_q).
     draws, scores : (m, d), each row with its own task's score. tasks : (m,) labels.
-    basis : (m, q), the unpenalised part, task indicators first. values : (m,), of unit scale per task.
+    basis : (m, q), the unpenalised part, task indicators first. values : (m,), of unit scale per
+        task.
     counts : (m,) copies n of each state.
     nugget : relative η, fixed or starting point.
 
     Returns
     -------
-    The best of all starts, or None where the likelihood is finite at none of them: raise the nugget.
+    The best of all starts, or None where the likelihood is finite at none of them: raise the
+    nugget.
     """
     num_tasks = starts[0].num_tasks
-    data = jax.device_put((draws, scores, np.eye(num_tasks)[tasks], basis, values[:, None], 1 / counts))
+    data = jax.device_put(
+        (draws, scores, np.eye(num_tasks)[tasks], basis, values[:, None], 1 / counts)
+    )
     # Only the diagonal of L (or the free diagonal) is positive and searched as a logarithm; other
     # entries have both signs.
     logs = _positive_entries(num_tasks, rank)
@@ -126,13 +140,19 @@ def maximise_task_likelihood(
         return None
     # Everything was given: there is a likelihood, but nothing to search.
     if not best.x.size:
-        return TasksTuned(_scaled(starts[best.start], draws, scores), nugget, best.value, best.num_evaluations)
+        return TasksTuned(
+            _scaled(starts[best.start], draws, scores), nugget, best.value, best.num_evaluations
+        )
     found: TaskParameters = packings[best.start].unpack(jnp.asarray(best.x))
     between = np.asarray(_covariances(jnp.asarray(found.entries), num_tasks, rank))
     # So that proportional tasks stay positive definite to the last digit.
-    between = between + ROUNDING * np.trace(between, axis1=1, axis2=2)[:, None, None] * np.eye(num_tasks)
+    between = between + ROUNDING * np.trace(between, axis1=1, axis2=2)[:, None, None] * np.eye(
+        num_tasks
+    )
     tuned = Coregionalisation(jax.tree.map(np.asarray, found.kernels), between, starts[0].order)
-    return TasksTuned(_scaled(tuned, draws, scores), float(found.nugget), best.value, best.num_evaluations)
+    return TasksTuned(
+        _scaled(tuned, draws, scores), float(found.nugget), best.value, best.num_evaluations
+    )
 
 
 def _scaled(kernel: Coregionalisation, draws: np.ndarray, scores: np.ndarray) -> Coregionalisation:
@@ -143,7 +163,9 @@ def _scaled(kernel: Coregionalisation, draws: np.ndarray, scores: np.ndarray) ->
     return Coregionalisation(kernel.kernels, covariances, kernel.order)
 
 
-def _kernel_scale(kernel: AbstractKernel, order: int, draws: Array, scores: Array) -> Float[Array, ""]:
+def _kernel_scale(
+    kernel: AbstractKernel, order: int, draws: Array, scores: Array
+) -> Float[Array, ""]:
     # The scalar kernel as a matrix-valued one of a single task: mean(diag K_q) without the (m, m)
     # Gram matrix.
     one = jnp.ones((draws.shape[0], 1), draws.dtype)
@@ -158,8 +180,11 @@ def _positive_entries(num_tasks: int, rank: int | None) -> Bool[np.ndarray, " e"
     return np.repeat([False, True], [num_tasks * rank, num_tasks])
 
 
-def _covariance_entries(covariance: Float[np.ndarray, "t t"], rank: int | None) -> Float[np.ndarray, " e"]:
-    """Return the parameters of B: the lower triangle of its factor, or W and the rest of the diagonal."""
+def _covariance_entries(
+    covariance: Float[np.ndarray, "t t"], rank: int | None
+) -> Float[np.ndarray, " e"]:
+    """Return the parameters of B: the lower triangle of its factor, or W and the rest of the
+    diagonal."""
     num_tasks = len(covariance)
     values, vectors = np.linalg.eigh(covariance)
     # A start with perfectly related tasks has no Cholesky factor.
@@ -168,14 +193,22 @@ def _covariance_entries(covariance: Float[np.ndarray, "t t"], rank: int | None) 
         return np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
     factor = vectors[:, -rank:] * np.sqrt(values[-rank:])
     # At least a hundredth: searched as a logarithm, a remainder of zero would start at −∞.
-    rest = np.maximum(np.diagonal(covariance) - (factor**2).sum(axis=1), 1e-2 * np.diagonal(covariance))
+    rest = np.maximum(
+        np.diagonal(covariance) - (factor**2).sum(axis=1), 1e-2 * np.diagonal(covariance)
+    )
     return np.concatenate([factor.ravel(), rest])
 
 
-def _covariances(entries: Float[Array, "q e"], num_tasks: int, rank: int | None) -> Float[Array, "q t t"]:
+def _covariances(
+    entries: Float[Array, "q e"], num_tasks: int, rank: int | None
+) -> Float[Array, "q t t"]:
     def covariance(entry: Float[Array, " e"]) -> Float[Array, "t t"]:
         if rank is None:
-            factor = jnp.zeros((num_tasks, num_tasks), entry.dtype).at[np.tril_indices(num_tasks)].set(entry)
+            factor = (
+                jnp.zeros((num_tasks, num_tasks), entry.dtype)
+                .at[np.tril_indices(num_tasks)]
+                .set(entry)
+            )
             return factor @ factor.T
         factor = entry[: num_tasks * rank].reshape(num_tasks, rank)
         return factor @ factor.T + jnp.diag(entry[num_tasks * rank :])
@@ -200,7 +233,9 @@ def _task_loss(
         # Each kernel has mean diagonal one, and then their sum too: B carries the sizes, and η
         # stays relative.
         scales = jnp.stack([_kernel_scale(kernel, order, draws, scores) for kernel in kernels])
-        gram = tile_gram(MatrixSteinTile(kernels, between / scales[:, None, None], order), (draws, scores, tasks))
+        gram = tile_gram(
+            MatrixSteinTile(kernels, between / scales[:, None, None], order), (draws, scores, tasks)
+        )
         return gram / jnp.mean(jnp.diagonal(gram)) + nugget * jnp.diag(noise)
 
     # The slope in A is in closed form (docs/mathematics.md section 2, Hyper-parameters), so that
@@ -215,10 +250,12 @@ class TaskCovarianceFit(NamedTuple):
 
     covariance : (T, T) B. beta : (T,) constants.
     coefficients : (m,) θ of g_t(x) = Σ_j B[t, t_j] k₀(x, x_j) θ_j, the best for `covariance`.
-    history : objective after each step, over all δ in turn; it does not increase while δ is the same.
+    history : objective after each step, over all δ in turn; it does not increase while δ is the
+        same.
     rungs : the index of δ at each entry of `history`.
     num_steps : steps of all δ together.
-    converged : whether B moved by less than the tolerance, relative, in the last step of the last δ.
+    converged : whether B moved by less than the tolerance, relative, in the last step of the last
+        δ.
     nugget_raised : whether a factorisation needed a larger λ than the one asked for.
     """
 
@@ -253,36 +290,44 @@ def alternating_task_covariance(
     rtol: float = 1e-6,
     start: Float[Array | np.ndarray, "t t"] | None = None,
 ) -> TaskCovarianceFit:
-    """Minimise Σ_t mean_j (f_tj − g_t − β_t)² + λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F jointly for a decreasing sequence of δ.
+    """Minimise Σ_t mean_j (f_tj − g_t − β_t)² + λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F jointly for a
+    decreasing sequence of δ.
 
-    All tasks share one target. g(x) = Σ_j k₀(x, x_j) θ̃_j with θ̃_j ∈ ℝ^T, and C = Θ̃ᵀK₀Θ̃: the objective is convex in
-    (Θ̃, β, B) for every δ > 0 (Theorem D.1), and each half of a step is its exact minimiser, so the objective falls to
-    the global minimum from any start.
+    All tasks share one target. g(x) = Σ_j k₀(x, x_j) θ̃_j with θ̃_j ∈ ℝ^T, and C = Θ̃ᵀK₀Θ̃: the
+    objective is convex in (Θ̃, β, B) for every δ > 0 (Theorem D.1), and each half of a step is its
+    exact minimiser, so the objective falls to the global minimum from any start.
 
-    - For fixed B: (B∘K₀ + λ diag(m_t)) θ = f − Zβ, β by generalised least squares, θ̃_j = θ_j B[:, t_j].
+    - For fixed B: (B∘K₀ + λ diag(m_t)) θ = f − Zβ, β by generalised least squares, θ̃_j = θ_j B[:,
+      t_j].
     - For fixed Θ̃: 2B = λ B⁻¹(C + δ²I)B⁻¹, so B has the eigenvectors of C and the eigenvalues
       b_i = (λ(c_i + δ²)/2)^{1/3}.
 
-    As printed, δ²I stands inside the double sum over all pairs of draws, so that it is multiplied by λ(Σm_t)²; here
-    it is multiplied by λ: a printed δ is ours divided by Σm_t. The weight of ‖B‖² is one, as printed; with values and
-    K₀ of unit scale, λ sets the size of B, its eigenvalues being (λc_i/2)^{1/3} in the limit. The cube root compresses:
-    tasks that are one function at different draws come out correlated 0.7–0.98, and one only where C is of rank one, as
-    with shared draws; read the correlations as a ranking, not as estimates.
+    As printed, δ²I stands inside the double sum over all pairs of draws, so that it is multiplied
+    by λ(Σm_t)²; here it is multiplied by λ: a printed δ is ours divided by Σm_t. The weight of ‖B‖²
+    is one, as printed; with values and K₀ of unit scale, λ sets the size of B, its eigenvalues
+    being (λc_i/2)^{1/3} in the limit. The cube root compresses: tasks that are one function at
+    different draws come out correlated 0.7–0.98, and one only where C is of rank one, as with
+    shared draws; read the correlations as a ranking, not as estimates.
 
     Parameters
     ----------
-    gram : (m, m) K₀ between all rows, of mean diagonal one. tasks : (m,) labels 0, …, T − 1. values : (m,).
+    gram : (m, m) K₀ between all rows, of mean diagonal one. tasks : (m,) labels 0, …, T − 1. values
+        : (m,).
     penalty : λ > 0.
-    deltas : δ, decreasing, each started at the last one's B; the smallest keeps B positive definite.
-    max_steps : steps for each δ. rtol : change of B, relative in Frobenius norm, at which one δ is done.
+    deltas : δ, decreasing, each started at the last one's B; the smallest keeps B positive
+        definite.
+    max_steps : steps for each δ. rtol : change of B, relative in Frobenius norm, at which one δ is
+        done.
     start : the first B, positive definite; the identity when None.
 
     Raises
     ------
     ValueError
-        if the penalty or a δ is not positive, the δ do not decrease, a task has no rows, or `start` is singular.
+        if the penalty or a δ is not positive, the δ do not decrease, a task has no rows, or `start`
+        is singular.
 
-    Source: Sun, Barp and Briol (ICML 2023), Appendix D.3, Theorem D.1; Dinuzzo et al. (2011); Ciliberto et al. (2015).
+    Source: Sun, Barp and Briol (ICML 2023), Appendix D.3, Theorem D.1; Dinuzzo et al. (2011);
+    Ciliberto et al. (2015).
     """
     where = "alternating_task_covariance"
     check_penalty(where, penalty, deltas)
@@ -292,7 +337,9 @@ def alternating_task_covariance(
     indicators = (labels[:, None] == np.arange(len(sizes))).astype(float)
     covariance = np.eye(len(sizes)) if start is None else np.asarray(start, float)
     if cholesky_factor(covariance) is None:
-        raise InputError(where, "`start` positive definite", np.asarray(start), "Blend it with the identity.")
+        raise InputError(
+            where, "`start` positive definite", np.asarray(start), "Blend it with the identity."
+        )
     history, rungs, raised, converged = [], [], False, False
     for rung, delta in enumerate(deltas):
         # Each half step is an exact minimiser, so that the objective cannot rise, and δ decreases
@@ -301,7 +348,9 @@ def alternating_task_covariance(
         for _ in range(max_steps):
             better = best_covariance(roughness(kernel, indicators, state), penalty, delta**2)
             new = _best_coefficients(kernel, indicators, f, penalty, delta**2, better)
-            converged = bool(np.linalg.norm(better - state.covariance) <= rtol * np.linalg.norm(better))
+            converged = bool(
+                np.linalg.norm(better - state.covariance) <= rtol * np.linalg.norm(better)
+            )
             state, raised = new, raised or new.raised
             history.append(new.objective)
             rungs.append(rung)
@@ -329,7 +378,8 @@ def _best_coefficients(
     jitter: float,
     covariance: Float[np.ndarray, "t t"],
 ) -> AlternatingState:
-    """Return the minimiser over θ and β for this B, and the objective there: Σ(λ m_t θ)²/m_t + λθᵀGθ + …"""
+    """Return the minimiser over θ and β for this B, and the objective there: Σ(λ m_t θ)²/m_t +
+    λθᵀGθ + …"""
     # λ m_t for every row of task t: the mean over a task's draws in the objective, turned into a
     # nugget.
     noise = indicators @ indicators.sum(axis=0)
@@ -340,7 +390,9 @@ def _best_coefficients(
     theta = solution.dual[:, 0]
     fit = np.sum((used * theta) ** 2 * noise) + penalty * theta @ across @ theta
     size = penalty * jitter * np.trace(np.linalg.inv(covariance)) + np.sum(covariance**2)
-    return AlternatingState(covariance, theta, solution.coefficients[:, 0], float(fit + size), used > penalty)
+    return AlternatingState(
+        covariance, theta, solution.coefficients[:, 0], float(fit + size), used > penalty
+    )
 
 
 def roughness(
@@ -352,7 +404,9 @@ def roughness(
     return state.covariance @ (spread.T @ gram @ spread) @ state.covariance
 
 
-def best_covariance(roughness: Float[np.ndarray, "t t"], penalty: float, jitter: float) -> Float[np.ndarray, "t t"]:
+def best_covariance(
+    roughness: Float[np.ndarray, "t t"], penalty: float, jitter: float
+) -> Float[np.ndarray, "t t"]:
     """Return the minimiser of λ tr(B⁻¹(C + δ²I)) + ‖B‖²_F over B ≻ 0; `jitter` is δ²."""
     # The stationarity condition 2B = λB⁻¹(C + δ²I)B⁻¹ has the eigenvectors of C, and b³ = λ(c +
     # δ²)/2.
@@ -382,14 +436,15 @@ def check_penalty(where: str, penalty: object, deltas: Sequence[float]) -> None:
 
 
 class TaskREML(eqx.Module):
-    """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks jointly.
+    """Restricted maximum likelihood of kernel, task covariance and nugget by L-BFGS, all tasks
+    jointly.
 
-    squared_lengthscales : starting points on standard coordinates, each with one lengthscale per coordinate. Large ones
-        suit smooth integrands and a short one rough integrands; one start alone fails now and then
-        (docs/mathematics.md section 2).
+    squared_lengthscales : starting points on standard coordinates, each with one lengthscale per
+        coordinate. Large ones suit smooth integrands and a short one rough integrands; one start
+        alone fails now and then (docs/mathematics.md section 2).
     nugget : first value of the nugget, which is tuned unless the method gives one.
-    rank : B = WWᵀ + diagonal with so many columns of W where there are more tasks, LLᵀ elsewhere; three by default for
-        more than ten tasks.
+    rank : B = WWᵀ + diagonal with so many columns of W where there are more tasks, LLᵀ elsewhere;
+        three by default for more than ten tasks.
     max_draws : largest number of rows in the likelihood, evenly spaced within tasks.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
     """
@@ -401,7 +456,9 @@ class TaskREML(eqx.Module):
     max_steps: int = 100
 
     def __check_init__(self) -> None:
-        check_numbers("TaskREML", "squared_lengthscales", self.squared_lengthscales, "Such as (3.0, 100.0).")
+        check_numbers(
+            "TaskREML", "squared_lengthscales", self.squared_lengthscales, "Such as (3.0, 100.0)."
+        )
         check_number("TaskREML", "nugget", self.nugget, "Use 1e-2.", inside="(0, 1)")
         check_count("TaskREML", "rank", self.rank, "Leave it out.", optional=True)
         check_count("TaskREML", "max_draws", self.max_draws, "Use 600.")
@@ -409,10 +466,12 @@ class TaskREML(eqx.Module):
 
 
 class ConvexTaskCovariance(eqx.Module):
-    """B by the alternating convex scheme of Sun, Barp and Briol (2023), Appendix D.3, for tasks with one target.
+    """B by the alternating convex scheme of Sun, Barp and Briol (2023), Appendix D.3, for tasks
+    with one target.
 
-    The kernel and the nugget are tuned first, with B = I as in their Appendix D.2. By restricted likelihood
-    (`TaskREML`) B is better where draws differ: the penalty ‖B‖² here compresses correlations.
+    The kernel and the nugget are tuned first, with B = I as in their Appendix D.2. By restricted
+    likelihood (`TaskREML`) B is better where draws differ: the penalty ‖B‖² here compresses
+    correlations.
 
     penalty : λ. deltas : the decreasing sequence δ.
     kernel : how the kernel is tuned.
@@ -431,7 +490,8 @@ class ConvexTaskCovariance(eqx.Module):
 class TaskModel(NamedTuple):
     """The parts of a matrix-valued kernel that are given; the others are None and are tuned.
 
-    kernel : one kernel, or several with their covariances. covariance : (t, t) B. nugget : relative η.
+    kernel : one kernel, or several with their covariances. covariance : (t, t) B. nugget : relative
+        η.
     order : of the Langevin operator. tuning : how the rest is found.
     """
 
@@ -472,7 +532,9 @@ def tune_tasks(
         lengths = tuning.squared_lengthscales
         default = tuple(SquaredExponential(np.sqrt(v) * np.ones(d)) for v in lengths)
         kernels = default if model.kernel is None else (model.kernel,)
-        starts = tuple(Coregionalisation((kernel,), between[None], model.order) for kernel in kernels)
+        starts = tuple(
+            Coregionalisation((kernel,), between[None], model.order) for kernel in kernels
+        )
     if model.is_given:
         return starts[0], model.nugget or DEFAULT_NUGGET
     # An evaluation costs m³; and at least twice as many rows as unpenalised columns, or no degrees
@@ -511,7 +573,10 @@ def tune_tasks(
 
 
 def _convex(
-    joint: JointProblem, design: Float[np.ndarray, "m q"], model: TaskModel, tuning: ConvexTaskCovariance
+    joint: JointProblem,
+    design: Float[np.ndarray, "m q"],
+    model: TaskModel,
+    tuning: ConvexTaskCovariance,
 ) -> tuple[Coregionalisation, float]:
     """Return the kernel tuned with B = I, and B by the convex scheme."""
     # One target: the tasks share K₀, whose kernel is tuned as if they were unrelated.
@@ -532,7 +597,8 @@ def _convex(
 
 
 def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
-    """Return the first B: tasks are related as far as their ridge coefficients on the scores are parallel."""
+    """Return the first B: tasks are related as far as their ridge coefficients on the scores are
+    parallel."""
     slopes = []
     for t in range(joint.num_tasks):
         rows = joint.rows_of(t)
@@ -562,5 +628,6 @@ def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
 
 
 def floored(covariance: Float[np.ndarray, "t t"]) -> Float[np.ndarray, "t t"]:
-    """Return the covariance with a floor under its spectrum, so that exact copies of a task stay positive definite."""
+    """Return the covariance with a floor under its spectrum, so that exact copies of a task stay
+    positive definite."""
     return covariance + 1e-8 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))

@@ -1,4 +1,5 @@
-"""Vector-valued kernel control variates: related integrands, of one target or of several, fitted together."""
+"""Vector-valued kernel control variates: related integrands, of one target or of several, fitted
+together."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,7 +23,12 @@ from mcmcpost.control import (
     Subsets,
 )
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
-from mcmcpost.control.kernels.choice import DEFAULT_NUGGET, MIN_ITERATIVE_NUGGET, kernel_parameters, tune
+from mcmcpost.control.kernels.choice import (
+    DEFAULT_NUGGET,
+    MIN_ITERATIVE_NUGGET,
+    kernel_parameters,
+    tune,
+)
 from mcmcpost.control.kernels.functional import DENSE_LIMIT
 from mcmcpost.control.kernels.systems import (
     KernelData,
@@ -33,7 +39,13 @@ from mcmcpost.control.kernels.systems import (
     kernel_data,
 )
 from mcmcpost.control.linear import DRAWS_PER_FEATURE
-from mcmcpost.control.method import JointFit, concatenate_fits, merge_fits, no_control, refuse_weighted
+from mcmcpost.control.method import (
+    JointFit,
+    concatenate_fits,
+    merge_fits,
+    no_control,
+    refuse_weighted,
+)
 from mcmcpost.control.problem import JointProblem, join
 from mcmcpost.control.standard_errors import judged_variance
 from mcmcpost.control.zero_variance import MIN_GIVEN, MIN_TRAIN
@@ -52,18 +64,24 @@ from mcmcpost.stein.products import Tile
 from mcmcpost.tasks.tuning import ConvexTaskCovariance, TaskModel, TaskREML, floored, tune_tasks
 
 
-def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget: float, data: KernelData) -> KernelFit:
-    """Fit A = B̄⊗K₀/mean(diag K₀) + η·I⊗diag(1/n), B̄ = B/mean(diag B), to values (m, t), and leave out each fold.
+def crossfit_kronecker(
+    tile: Tile, covariance: Float[np.ndarray, "t t"], nugget: float, data: KernelData
+) -> KernelFit:
+    """Fit A = B̄⊗K₀/mean(diag K₀) + η·I⊗diag(1/n), B̄ = B/mean(diag B), to values (m, t), and leave
+    out each fold.
 
-    With eigendecompositions B̄ = U diag(b) Uᵀ and D^½K₀D^½ = V diag(λ) Vᵀ, D = diag(n), the system falls into t
-    diagonal ones: O(t³ + m³ + mt(m + t)), docs/mathematics.md section 2 (special case II of Sun, Barp and Briol 2023).
-    With P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹ in one eigendirection, the errors at fold F of a fit without it are P_FF⁻¹(Py)_F.
+    With eigendecompositions B̄ = U diag(b) Uᵀ and D^½K₀D^½ = V diag(λ) Vᵀ, D = diag(n), the system
+    falls into t diagonal ones: O(t³ + m³ + mt(m + t)), docs/mathematics.md section 2 (special case
+    II of Sun, Barp and Briol 2023). With P = A⁻¹ − A⁻¹H(HᵀA⁻¹H)⁻¹HᵀA⁻¹ in one eigendirection, the
+    errors at fold F of a fit without it are P_FF⁻¹(Py)_F.
 
-    Where draws are shared and η → 0 the estimates do not depend on B (autokrigeability): it matters with a real ridge.
+    Where draws are shared and η → 0 the estimates do not depend on B (autokrigeability): it matters
+    with a real ridge.
 
     Returns
     -------
-    KernelFit with p = 1: mean (t, 1), control (k, b, t), refits (s, t, 1), model_covariance (1, t, t).
+    KernelFit with p = 1: mean (t, 1), control (k, b, t), refits (s, t, 1), model_covariance (1, t,
+    t).
     """
     (gram, basis, values, counts, _), folds = dense_system(tile, data), data.folds
     subsets = Subsets.of(folds.num_folds)
@@ -75,10 +93,14 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
     spectrum = np.maximum(spectrum, 0.0)
     # In B's eigenbasis tasks do not interact: one diagonal system for each direction.
     between, mixing = np.linalg.eigh(covariance / np.mean(np.diagonal(covariance)))
-    # A B of lower rank has eigenvalues of −1e-16 by rounding. Times λ they may exceed a tiny nugget,
-    # and A would not be positive definite.
+    # A B of lower rank has eigenvalues of −1e-16 by rounding. Times λ they may exceed a tiny
+    # nugget, and A would not be positive definite.
     between = np.maximum(between, 0.0)
-    rotated, originals, columns = vectors.T @ (root * values) @ mixing, values @ mixing, vectors.T @ (root * basis)
+    rotated, originals, columns = (
+        vectors.T @ (root * values) @ mixing,
+        values @ mixing,
+        vectors.T @ (root * basis),
+    )
     mean, fold_means, amplitude = np.empty(t), np.empty((folds.num_folds, t)), np.empty(t)
     held_out, real = folds.held_out()
     errors = np.zeros((*held_out.shape, t))
@@ -110,7 +132,9 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
                 system = b * gram[np.ix_(index, index)], 1.0 / counts[index], nugget
                 # Halves and quarters are other matrices, whose decomposition is not that of the
                 # whole: factorised.
-                found[part, s] = fit_rows(*system, basis[index], original[index, None])[0].coefficients[0, 0]
+                found[part, s] = fit_rows(*system, basis[index], original[index, None])[
+                    0
+                ].coefficients[0, 0]
 
     # Back from B's eigendirections to the tasks: (k, s)·(s, t).
     means = fold_means @ mixing.T
@@ -127,9 +151,11 @@ def crossfit_kronecker(tile: Tile, covariance: Float[np.ndarray, "t t"], nugget:
 
 
 def shared_covariance(tile: Tile, nugget: float, data: KernelData) -> Float[np.ndarray, "t t"]:
-    """Return the restricted-likelihood covariance of tasks that share their draws, B̂ = YᵀPY/(m − q).
+    """Return the restricted-likelihood covariance of tasks that share their draws, B̂ = YᵀPY/(m −
+    q).
 
-    Exact where the noise is separable too, B⊗(K₀ + ηD⁻¹), or absent. Sun, Barp and Briol (2023), special case II.
+    Exact where the noise is separable too, B⊗(K₀ + ηD⁻¹), or absent. Sun, Barp and Briol (2023),
+    special case II.
     """
     gram, basis, values, counts, _ = dense_system(tile, data)
     # YᵀPY without P: the dual variables are PY.
@@ -138,15 +164,18 @@ def shared_covariance(tile: Tile, nugget: float, data: KernelData) -> Float[np.n
 
 
 MAX_ROWS = 7_000
-"""Rows of all tasks up to which the joint system is factorised. Larger ones are solved by conjugate gradients."""
+"""Rows of all tasks up to which the joint system is factorised. Larger ones are solved by conjugate
+gradients."""
 
 JOINT_RANK = 600
 
 MIN_JOINT_NUGGET = 1e-8
-"""Smallest tuned nugget for joint conjugate gradients of rank `JOINT_RANK`: 62 tasks of 100 draws take two products.
+"""Smallest tuned nugget for joint conjugate gradients of rank `JOINT_RANK`: 62 tasks of 100 draws
+take two products.
 
-A start from the tasks' own solutions or along a path of nuggets saves nothing. At a nugget of 1e-6 and rank 300 those
-tasks took 23 products from zero, 32 from the tasks' own solutions, and 8 + 24 along the path.
+A start from the tasks' own solutions or along a path of nuggets saves nothing. At a nugget of 1e-6
+and rank 300 those tasks took 23 products from zero, 32 from the tasks' own solutions, and 8 + 24
+along the path.
 """
 
 SCALAR_MARGIN = 2.0
@@ -156,30 +185,34 @@ SCALAR_MARGIN = 2.0
 class VectorValued(AbstractControlVariate):
     """Control functionals of T related integrands in one matrix-valued Stein space.
 
-    g_t(x) = Σ_{t'j} B_{tt'} k₀(x, x_{t'j}) c_{t'j}, with the score of Π_t at x and of Π_t' at its own draws: the
-    minimiser of Sun, Barp and Briol (2023), equation 8, with one coefficient a datum instead of T, constants by
-    generalised least squares, and B, kernel and nugget by restricted maximum likelihood (docs/mathematics.md section
-    2).
+    g_t(x) = Σ_{t'j} B_{tt'} k₀(x, x_{t'j}) c_{t'j}, with the score of Π_t at x and of Π_t' at its
+    own draws: the minimiser of Sun, Barp and Briol (2023), equation 8, with one coefficient a datum
+    instead of T, constants by generalised least squares, and B, kernel and nugget by restricted
+    maximum likelihood (docs/mathematics.md section 2).
 
-    Integrands that share *all* their draws help each other only if the nugget is not small: without noise their
-    estimates do not depend on B. B helps where draws or targets differ, as for several fidelities or temperatures. Each
-    task is compared, cross-fitted, with the same method on that task alone, which is kept where it halves the error
-    variance (negative transfer); `info` and `method` say which was kept.
+    Integrands that share *all* their draws help each other only if the nugget is not small: without
+    noise their estimates do not depend on B. B helps where draws or targets differ, as for several
+    fidelities or temperatures. Each task is compared, cross-fitted, with the same method on that
+    task alone, which is kept where it halves the error variance (negative transfer); `info` and
+    `method` say which was kept.
 
     Parameters
     ----------
-    kernel : on standardised coordinates; a `Coregionalisation` brings its own B. By default a squared exponential with
-        one lengthscale per coordinate, tuned.
-    covariance : (T, T) the B of a kernel that is given, or fixed while the kernel is tuned; learnt by default.
+    kernel : on standardised coordinates; a `Coregionalisation` brings its own B. By default a
+        squared exponential with one lengthscale per coordinate, tuned.
+    covariance : (T, T) the B of a kernel that is given, or fixed while the kernel is tuned; learnt
+        by default.
     nugget : relative η; tuned by default, 1e-8 with a kernel and covariance that are given.
-    degree : polynomial Stein features of this total degree are unpenalised in every task, as in `SemiExact`.
-    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it). A `Coregionalisation` brings
-        its own.
-    tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share their draws are
-        tuned by `GridREML`, whatever `TaskREML` is given here.
-    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 7,000 rows over all tasks, then
-        conjugate gradients of rank 600. Integrands that share more than 6,000 draws are, of order one, each fitted
-        alone by `ConjugateGradients`, because B hardly changes their estimates.
+    degree : polynomial Stein features of this total degree are unpenalised in every task, as in
+        `SemiExact`.
+    order : of the Langevin operator: 1, or 2 (Theorem C.1; kernels smooth enough for it). A
+        `Coregionalisation` brings its own.
+    tuning : `TaskREML(...)` or, for one target, `ConvexTaskCovariance(...)`. Integrands that share
+        their draws are tuned by `GridREML`, whatever `TaskREML` is given here.
+    solver : `Cholesky()` or `ConjugateGradients(...)`; by default Cholesky up to 7,000 rows over
+        all tasks, then conjugate gradients of rank 600. Integrands that share more than 6,000 draws
+        are, of order one, each fitted alone by `ConjugateGradients`, because B hardly changes their
+        estimates.
     guard : whether to compare with each task's own fit.
     """
 
@@ -194,7 +227,10 @@ class VectorValued(AbstractControlVariate):
 
     def __check_init__(self) -> None:
         where = "VectorValued"
-        kernels, tunings = (AbstractKernel, Coregionalisation, None), (TaskREML, ConvexTaskCovariance, None)
+        kernels, tunings = (
+            (AbstractKernel, Coregionalisation, None),
+            (TaskREML, ConvexTaskCovariance, None),
+        )
         check_kind(where, "kernel", self.kernel, kernels, "Such as SquaredExponential(2.0).")
         check_kind(where, "tuning", self.tuning, tunings, "Such as TaskREML().")
         solvers = (Cholesky, ConjugateGradients, None)
@@ -206,10 +242,14 @@ class VectorValued(AbstractControlVariate):
         if self.covariance is not None:
             check_covariance(where, self.covariance)
             if isinstance(self.kernel, Coregionalisation):
-                raise InputError(where, "no `covariance` beside a Coregionalisation", "both", "Drop one.")
+                raise InputError(
+                    where, "no `covariance` beside a Coregionalisation", "both", "Drop one."
+                )
         if isinstance(self.tuning, ConvexTaskCovariance) and self._brings_covariance:
             cure = "Pass a kernel alone, or tuning=TaskREML()."
-            raise InputError(where, "no covariance beside ConvexTaskCovariance, which finds it", "both", cure)
+            raise InputError(
+                where, "no covariance beside ConvexTaskCovariance, which finds it", "both", cure
+            )
 
     @property
     def label(self) -> str:
@@ -220,7 +260,9 @@ class VectorValued(AbstractControlVariate):
         from mcmcpost.tasks.joint import JointEstimate, TaskInput, estimate_jointly
 
         def estimate(samples: Mapping[str, Sample], options: Options) -> JointEstimate:
-            tasks = {name: TaskInput(sample, options.bad_scores) for name, sample in samples.items()}
+            tasks = {
+                name: TaskInput(sample, options.bad_scores) for name, sample in samples.items()
+            }
             return estimate_jointly(tasks, self, options)
 
         return estimate
@@ -238,7 +280,8 @@ class VectorValued(AbstractControlVariate):
         return self.kernel is None or self.tuning is not None or not self._brings_covariance
 
     def crossfit(self, problem: Problem) -> FoldFit:
-        """Fit the integrands of one trace, which share their draws: one eigendecomposition for all of them."""
+        """Fit the integrands of one trace, which share their draws: one eigendecomposition for all
+        of them."""
         refuse_weighted(self.label, problem)
         several = isinstance(self.kernel, Coregionalisation) and len(self.kernel.kernels) > 1
         iterative = problem.num_states > DENSE_LIMIT or isinstance(self.solver, ConjugateGradients)
@@ -259,10 +302,14 @@ class VectorValued(AbstractControlVariate):
             # (autokrigeability, docs/mathematics.md section 2).
             fit = self._each_alone().crossfit(problem)
             return fit._replace(method=tuple(f"{label} alone" for label in fit.method))
-        given = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        given = (
+            self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        )
         tuning = GridREML(polish=True, max_steps=20, shared=True) if given is None else None
         (setting,) = tune(problem, basis, given, self.nugget, tuning, Cholesky())
-        tile = SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
+        tile = (
+            SteinTile(setting.kernel) if self._order == 1 else SecondOrderSteinTile(setting.kernel)
+        )
         data = kernel_data((problem.draws, problem.scores), basis, problem.values, problem)
         between = self._covariance_given(problem.values.shape[1])
         if between is None:
@@ -276,8 +323,11 @@ class VectorValued(AbstractControlVariate):
         return self._guarded(problem, found, alone)
 
     def _each_alone(self) -> ControlFunctional | SemiExact:
-        """Return the scalar method for integrands that share their draws, which shares the factorisations too."""
-        kernel = self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        """Return the scalar method for integrands that share their draws, which shares the
+        factorisations too."""
+        kernel = (
+            self.kernel.kernels[0] if isinstance(self.kernel, Coregionalisation) else self.kernel
+        )
         tuning = GridREML() if kernel is None else None
         if self.degree:
             return SemiExact(self.degree, kernel, self.nugget, tuning, self.solver)
@@ -288,13 +338,19 @@ class VectorValued(AbstractControlVariate):
         return self._fit_tasks(joint, alone=False)
 
     def _covariance_given(self, num_tasks: int) -> Float[np.ndarray, "t t"] | None:
-        given = self.kernel.covariances[0] if isinstance(self.kernel, Coregionalisation) else self.covariance
+        given = (
+            self.kernel.covariances[0]
+            if isinstance(self.kernel, Coregionalisation)
+            else self.covariance
+        )
         if given is None:
             return None
         matrix = np.asarray(given, float)
         if matrix.shape != (num_tasks, num_tasks):
             expected = f"a covariance of {num_tasks} tasks"
-            raise InputError("VectorValued", expected, matrix.shape, "One row for each integrand that varies.")
+            raise InputError(
+                "VectorValued", expected, matrix.shape, "One row for each integrand that varies."
+            )
         return matrix
 
     def _guarded(self, problem: Problem, together: FoldFit, alone: FoldFit) -> FoldFit:
@@ -314,7 +370,9 @@ class VectorValued(AbstractControlVariate):
         # A kernel that is tuned needs more draws than one that is given.
         few = joint.folds.num_train < (MIN_TRAIN if self._tunes else MIN_GIVEN)
         if few or (features and each < DRAWS_PER_FEATURE * (features + 1)):
-            plain = tuple(no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems)
+            plain = tuple(
+                no_control(problem, Status.TOO_FEW_DRAWS, self.label) for problem in joint.problems
+            )
             return JointFit(plain, np.zeros((num_tasks, num_tasks)), np.eye(num_tasks))
         fixed = None if alone else self._covariance_given(num_tasks)
         model = TaskModel(self.kernel, fixed, self.nugget, self.order, self.tuning)
@@ -324,16 +382,22 @@ class VectorValued(AbstractControlVariate):
         data = kernel_data(rows, design, joint.values[:, None], joint)
         # 7,000 rows are 400 MB of matrix, and as much again for its factor.
         solver = self.solver or (
-            Cholesky() if len(joint.folds.everyone) <= MAX_ROWS else ConjugateGradients(rank=JOINT_RANK)
+            Cholesky()
+            if len(joint.folds.everyone) <= MAX_ROWS
+            else ConjugateGradients(rank=JOINT_RANK)
         )
         if isinstance(solver, ConjugateGradients) and self.nugget is None:
             # Conjugate gradients need the condition that a larger nugget gives; a nugget that was
             # asked for is kept.
-            nugget = max(nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET)
+            nugget = max(
+                nugget, MIN_JOINT_NUGGET if solver.rank >= JOINT_RANK else MIN_ITERATIVE_NUGGET
+            )
         if isinstance(solver, Cholesky):
             fit = crossfit_dense(tile, nugget, data, num_constants=num_tasks)
         else:
-            fit = crossfit_iterative(tile, jnp.asarray(nugget), solver, data, num_constants=num_tasks)
+            fit = crossfit_iterative(
+                tile, jnp.asarray(nugget), solver, data, num_constants=num_tasks
+            )
         between = np.asarray(kernel.covariances).sum(axis=0)
         info = {
             "kernels": [type(k).__name__ for k in kernel.kernels],
@@ -365,7 +429,8 @@ class VectorValued(AbstractControlVariate):
         return JointFit(tuple(fits), np.asarray(fit.model_covariance)[0], between)
 
     def _alone(self, problem: Problem) -> FoldFit:
-        """Fit each integrand of a problem by the same method without the others, tuning what the joint fit tunes."""
+        """Fit each integrand of a problem by the same method without the others, tuning what the
+        joint fit tunes."""
         kernel = self.kernel
         if isinstance(kernel, Coregionalisation):
             kernel = kernel.kernels[0] if len(kernel.kernels) == 1 else None
@@ -380,7 +445,9 @@ class VectorValued(AbstractControlVariate):
             is_leaf=lambda x: x is None,
         )
         parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
-        return concatenate_fits(tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts))
+        return concatenate_fits(
+            tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts)
+        )
 
     def _status(self, fit: KernelFit) -> Status:
         if not bool(fit.converged):
@@ -390,7 +457,8 @@ class VectorValued(AbstractControlVariate):
 
 
 def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "m q"], int]:
-    """Return task indicators followed by each task's own polynomial features, and how many those are per task."""
+    """Return task indicators followed by each task's own polynomial features, and how many those
+    are per task."""
     columns = [joint.indicators]
     features = 0
     for t, (i, _) in enumerate(joint.tasks):

@@ -34,7 +34,8 @@ if TYPE_CHECKING:
 
 
 class Target(NamedTuple):
-    """Unconstrained draws (c, n, d), their labels, and the log density (d,) → scalar on that space."""
+    """Unconstrained draws (c, n, d), their labels, and the log density (d,) → scalar on that
+    space."""
 
     draws: Float[np.ndarray, "c n d"]
     names: tuple[str, ...] | None
@@ -51,12 +52,14 @@ def read_target(
 ) -> Target:
     """Return the draws of `tree` with a NumPyro model's density or a given one.
 
-    Stored unconstrained draws are used where present, with a model only if their labels are the model's; otherwise the
-    latent sites are transformed.
+    Stored unconstrained draws are used where present, with a model only if their labels are the
+    model's; otherwise the latent sites are transformed.
     """
     check_tree_type(where, tree)
     check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
-    check_function(where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
+    check_function(
+        where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True
+    )
     # Unconstrained draws as the sampler had them are exact; sites that are transformed back lose
     # digits near a boundary.
     stored = stored_draws(where, tree)
@@ -81,7 +84,9 @@ def read_target(
 
 
 class _ReadsDensity(Protocol):
-    def __call__(self, where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity: ...
+    def __call__(
+        self, where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool
+    ) -> RowDensity: ...
 
 
 _OBJECTS: dict[str, _ReadsDensity] = {
@@ -89,7 +94,8 @@ _OBJECTS: dict[str, _ReadsDensity] = {
     "stan": pystan_density,
     "bridgestan": bridgestan_density,
 }
-"""From a package whose model objects contain their data to the function that reads their densities."""
+"""From a package whose model objects contain their data to the function that reads their
+densities."""
 
 
 def _row_density(
@@ -101,7 +107,8 @@ def _row_density(
     *,
     normalised: bool,
 ) -> RowDensity | None:
-    """Return the draws and the density of a model object of another package; None if it is of none of them.
+    """Return the draws and the density of a model object of another package; None if it is of none
+    of them.
 
     Raises
     ------
@@ -134,7 +141,8 @@ def read_density(
     kwargs: dict[str, Any],
     logdensity_fn: Callable[[Array], Array] | None,
 ) -> Target | RowDensity:
-    """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or BridgeStan model."""
+    """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or
+    BridgeStan model."""
     check_tree_type(where, tree)
     if logdensity_fn is None:
         # Normalised: a constant that is left out is missing from the evidence.
@@ -159,40 +167,48 @@ def attach_scores(
 ) -> "xarray.DataTree":
     """Return a new tree with scores for the stored draws, after the score gate.
 
-    With a `model` its parameters are read from the posterior group and transformed to the unconstrained space. Discrete
-    parameters stay at the values of each draw: scores are those of the continuous ones given the discrete ones. With
-    `logdensity_fn` the draws are ``sample_stats.unconstrained_draw`` where present, else the variables of the posterior
-    group, taken as unconstrained and concatenated in the order of the tree, each in C order. Where the sampler recorded
-    its log density, in ``sample_stats.lp`` or ``logp``, the given one must agree with it up to a constant. The
-    processes of ``jax.distributed`` share the draws, and each gets all scores (docs/processes.md).
+    With a `model` its parameters are read from the posterior group and transformed to the
+    unconstrained space. Discrete parameters stay at the values of each draw: scores are those of
+    the continuous ones given the discrete ones. With `logdensity_fn` the draws are
+    ``sample_stats.unconstrained_draw`` where present, else the variables of the posterior group,
+    taken as unconstrained and concatenated in the order of the tree, each in C order. Where the
+    sampler recorded its log density, in ``sample_stats.lp`` or ``logp``, the given one must agree
+    with it up to a constant. The processes of ``jax.distributed`` share the draws, and each gets
+    all scores (docs/processes.md).
 
     Parameters
     ----------
     tree : a trace; it is not changed.
-    model : a NumPyro program, whose arguments are `args` and `kwargs`; or a model object that contains its data and
-        takes no arguments: a ``pymc.Model``, PyStan's ``stan.build(...)``, or a ``bridgestan.StanModel``.
+    model : a NumPyro program, whose arguments are `args` and `kwargs`; or a model object that
+        contains its data and takes no arguments: a ``pymc.Model``, PyStan's ``stan.build(...)``, or
+        a ``bridgestan.StanModel``.
     logdensity_fn : log density of one unconstrained draw, (d,) → scalar, log-Jacobian included.
     batch_size : draws that JAX differentiates at a time on each device.
     allow_bad_scores : keep scores that the gate, or the recorded log density, would refuse.
 
     Raises
     ------
-    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing or of another shape, or a
-        discrete one has no draws.
+    ValueError : neither or both of `model` and `logdensity_fn` are given, a site is missing or of
+        another shape, or a discrete one has no draws.
     ScoreError : the scores fail the gate, or the log density is not the recorded one.
     """
     check_tree_type(_WHERE, tree)
     check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
     check_count(_WHERE, "batch_size", batch_size, "Use 512.")
-    check_function(_WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True)
+    check_function(
+        _WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True
+    )
     if GROUP in tree.children:
         # Statistics of other draws would stand beside the new scores.
-        check_aligned(_WHERE, tree, tree.children[GROUP], labels=False)  # those of the posterior are taken
+        # those of the posterior are taken
+        check_aligned(_WHERE, tree, tree.children[GROUP], labels=False)
     if model is not None and logdensity_fn is None:
         scored = _of_model(tree, model, args, kwargs, batch_size)
     elif logdensity_fn is not None and not (model or args or kwargs):
         scored = _of_function(
-            *(stored_draws(_WHERE, tree) or posterior_as_draws(_WHERE, tree)), logdensity_fn, batch_size
+            *(stored_draws(_WHERE, tree) or posterior_as_draws(_WHERE, tree)),
+            logdensity_fn,
+            batch_size,
         )
     else:
         raise InputError(
@@ -214,23 +230,35 @@ def attach_scores(
 
 
 def _of_model(
-    tree: "xarray.DataTree", model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
+    tree: "xarray.DataTree",
+    model: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch_size: int,
 ) -> Scored:
     # Scores know no constants, and PyStan's density has none.
     rows = _row_density(_WHERE, tree, model, args, kwargs, normalised=False)
     if rows is not None:
         return rows.scored()
-    check_function(_WHERE, "model", model, None, "Pass a NumPyro program, or a model of PyMC or Stan.")
+    check_function(
+        _WHERE, "model", model, None, "Pass a NumPyro program, or a model of PyMC or Stan."
+    )
     return _of_program(tree, model, args, kwargs, batch_size)
 
 
 def _of_program(
-    tree: "xarray.DataTree", model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], batch_size: int
+    tree: "xarray.DataTree",
+    model: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    batch_size: int,
 ) -> Scored:
     sites = posterior_sites(_WHERE, tree)
     probed = probe_model(_WHERE, model, args, kwargs, drawn=sites)
     draws, names = probed.unconstrain(sites)
-    scored = _of_function(draws, names, probed.logdensity, batch_size, probed.discrete_of(sites) or None)
+    scored = _of_function(
+        draws, names, probed.logdensity, batch_size, probed.discrete_of(sites) or None
+    )
     return scored._replace(versions={"numpyro_version": version("numpyro")} | scored.versions)
 
 
@@ -244,10 +272,14 @@ def _of_function(
     def values(some: np.ndarray) -> np.ndarray:
         rows = (draws, *(() if discrete is None else (discrete,)))
         rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[some], rows)
-        return np.asarray(map_rows(lambda row: logdensity_fn(*row), rows, batch_size=batch_size), np.float64)
+        return np.asarray(
+            map_rows(lambda row: logdensity_fn(*row), rows, batch_size=batch_size), np.float64
+        )
 
     # In blocks: the intermediate states of an ODE solve fit into memory for some hundred draws.
-    trace = make_trace(draws, batch_scores(logdensity_fn, draws, given=discrete, batch_size=batch_size), names)
+    trace = make_trace(
+        draws, batch_scores(logdensity_fn, draws, given=discrete, batch_size=batch_size), names
+    )
     return Scored(trace, values, {"jax_version": version("jax")})
 
 
@@ -272,7 +304,9 @@ def check_evidence_exists(probed: ProbedModel) -> None:
                 improper.extend([name] * ("ImproperUniform" in kinds))
                 # `handlers.scale` and subsampling plates on a latent site raise its prior to a
                 # power.
-                altered.extend([name] * ("MaskedDistribution" in kinds or not _is_one(site["scale"])))
+                altered.extend(
+                    [name] * ("MaskedDistribution" in kinds or not _is_one(site["scale"]))
+                )
             elif site["type"] == "sample" and site["is_observed"]:
                 observed.append(name)
         return jnp.zeros(())
@@ -290,11 +324,15 @@ def check_evidence_exists(probed: ProbedModel) -> None:
             probed.where,
             "latent sites without scale or mask",
             f"a scaled, subsampled or masked {', '.join(altered)}",
-            "Such a prior is not normalised, so there is no evidence: scale and mask observed sites only.",
+            "Such a prior is not normalised, so there is no evidence: scale and mask observed "
+            "sites only.",
         )
     if not observed:
         raise InputError(
-            probed.where, "observed sites", "no likelihood", "Give the data as arguments: obs=y, or a factor."
+            probed.where,
+            "observed sites",
+            "no likelihood",
+            "Give the data as arguments: obs=y, or a factor.",
         )
 
 

@@ -1,4 +1,5 @@
-"""Checks of traces: the score gate, scores against the recorded log density, R-hat and divergences."""
+"""Checks of traces: the score gate, scores against the recorded log density, R-hat and
+divergences."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
 
 def gate(
-    trace: Trace, allow_bad_scores: bool = False, log_density: Float[np.ndarray, "c n"] | None = None
+    trace: Trace,
+    allow_bad_scores: bool = False,
+    log_density: Float[np.ndarray, "c n"] | None = None,
 ) -> ScoreCheck:
     """Test the scores of `trace`; raise on an error, warn on a warning.
 
@@ -51,7 +54,8 @@ def gate(
 
 
 def gate_attrs(check: ScoreCheck) -> dict[str, str]:
-    """Return the attrs that record `check`; an error, which would have been raised, was overridden."""
+    """Return the attrs that record `check`; an error, which would have been raised, was
+    overridden."""
     # The attribute travels with the file: whoever reads it must see that the gate was overruled.
     verdict = "overridden" if check.verdict == "error" else check.verdict
     return {"score_check": verdict, "score_check_message": check.message}
@@ -64,12 +68,14 @@ def check_tree(tree: "xarray.DataTree", allow_bad_scores: bool = False) -> Score
 
 
 def score_diagnostics(tree: "xarray.DataTree") -> "pandas.DataFrame":
-    """Return for each unconstrained parameter how far Stein's identity is from holding, in standard errors.
+    """Return for each unconstrained parameter how far Stein's identity is from holding, in standard
+    errors.
 
-    Of draws x of the density whose score is s, (x − c)ᵏ s + k (x − c)ᵏ⁻¹ has mean zero for k = 0, 1, 2 and any c. R-hat
-    compares chains with each other, and these compare them with the density: chains that agree, and have all missed a
-    tail or a mode that is not far, or were drawn by a sampler without an accept step, show it here. A mode from which
-    no chain has a draw shows in neither. Gorham and Mackey (2015, Measuring sample quality with Stein's method).
+    Of draws x of the density whose score is s, (x − c)ᵏ s + k (x − c)ᵏ⁻¹ has mean zero for k = 0,
+    1, 2 and any c. R-hat compares chains with each other, and these compare them with the density:
+    chains that agree, and have all missed a tail or a mode that is not far, or were drawn by a
+    sampler without an accept step, show it here. A mode from which no chain has a draw shows in
+    neither. Gorham and Mackey (2015, Measuring sample quality with Stein's method).
 
     Parameters
     ----------
@@ -77,10 +83,10 @@ def score_diagnostics(tree: "xarray.DataTree") -> "pandas.DataFrame":
 
     Returns
     -------
-    DataFrame : a row for each parameter. `stein_z0`, `stein_z1`, `stein_z2` are the means over their Monte Carlo
-        errors: beyond ±4 they are no chance; NaN where a parameter is fixed, or an error is not known. `ess` and
-        `r_hat` are those of the unconstrained parameter, rank-normalised R-hat of Vehtari et al. (2021), NaN of
-        weighted draws.
+    DataFrame : a row for each parameter. `stein_z0`, `stein_z1`, `stein_z2` are the means over
+        their Monte Carlo errors: beyond ±4 they are no chance; NaN where a parameter is fixed, or
+        an error is not known. `ess` and `r_hat` are those of the unconstrained parameter,
+        rank-normalised R-hat of Vehtari et al. (2021), NaN of weighted draws.
     """
     import pandas
 
@@ -93,38 +99,48 @@ def score_diagnostics(tree: "xarray.DataTree") -> "pandas.DataFrame":
         # L applied to the field (x − c)ᵏ in one coordinate, docs/mathematics.md section 1 (Stein
         # kernels): k (x − c)ᵏ⁻¹ is its divergence.
         for order, series in enumerate((s, x * s + 1.0, x**2 * s + 2.0 * x)):
-            columns[f"stein_z{order}"] = mean_over_draws(series, trace.weights) / mcse_mean(series, trace.weights)
+            columns[f"stein_z{order}"] = mean_over_draws(series, trace.weights) / mcse_mean(
+                series, trace.weights
+            )
         if trace.weights is None:
             columns |= {"ess": effective_size(x, x.std(axis=(0, 1))), "r_hat": rank_rhat(x)}
         else:
-            columns |= {"ess": np.full(x.shape[2], trace.weights.ess), "r_hat": np.full(x.shape[2], np.nan)}
+            columns |= {
+                "ess": np.full(x.shape[2], trace.weights.ess),
+                "r_hat": np.full(x.shape[2], np.nan),
+            }
     # Along a fixed coordinate the score is that of one point and averages to nothing in particular.
     fixed = np.ptp(trace.draws, axis=(0, 1)) == 0
     columns = {name: np.where(fixed, np.nan, column) for name, column in columns.items()}
-    return pandas.DataFrame(columns, index=pandas.Index(trace.names, name="unconstrained_parameter"))
+    return pandas.DataFrame(
+        columns, index=pandas.Index(trace.names, name="unconstrained_parameter")
+    )
 
 
 class ConvergenceWarning(UserWarning):
-    """The chains of a trace disagree about what is asked, transitions diverged, or few weighted draws decide."""
+    """The chains of a trace disagree about what is asked, transitions diverged, or few weighted
+    draws decide."""
 
 
 RHAT_LIMIT, RHAT_SHORT = 1.1, 5.0
 """The limit of R-hat is the first plus the second over the draws of a chain."""
 
 RHAT_SLOW = 1.01
-"""The limit of Vehtari et al. (2021, doi:10.1214/20-BA1221), likewise: above it are all chains that mix slowly, whose
-errors can be right."""
+"""The limit of Vehtari et al. (2021, doi:10.1214/20-BA1221), likewise: above it are all chains that
+mix slowly, whose errors can be right."""
 
 
 class Convergence(NamedTuple):
     """What the chains of a trace say about it.
 
-    max_rhat : the largest R-hat, NaN for one chain or where nothing varies. worst : the name of that scalar.
+    max_rhat : the largest R-hat, NaN for one chain or where nothing varies. worst : the name of
+        that scalar.
     apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
     divergences, transitions : of the sampler; none where they are not recorded.
     weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
     repeated : two chains with the same draws, counted from zero; None where all differ.
-    transposed : how many chains and draws there seem to be, where their axes have changed places; None where not.
+    transposed : how many chains and draws there seem to be, where their axes have changed places;
+        None where not.
     """
 
     max_rhat: float
@@ -144,32 +160,36 @@ class Convergence(NamedTuple):
         if self.transposed is not None:
             chains, draws = self.transposed
             parts.append(
-                f"Expected (chain, draw, ...), got {draws} chains of {chains} draws of which each chain goes on from"
-                f" the last, and a draw does not from the one before: these are {chains} chains of {draws} draws, so"
-                " that errors are wrong. Transpose: x.swapaxes(0, 1), or name the dims."
+                f"Expected (chain, draw, ...), got {draws} chains of {chains} draws of which "
+                "each chain goes on from the last, and a draw does not from the one before: "
+                f"these are {chains} chains of {draws} draws, so that errors are wrong. "
+                "Transpose: x.swapaxes(0, 1), or name the dims."
             )
         if self.apart:
             others = f" and of {self.apart - 1} more" if self.apart > 1 else ""
             parts.append(
-                f"R-hat {self.max_rhat:.3g} of {self.worst}{others} is above {self.limit:.3g}: the chains have not "
-                "converged for what is asked, and neither means nor errors are reliable. Run longer chains."
+                f"R-hat {self.max_rhat:.3g} of {self.worst}{others} is above "
+                f"{self.limit:.3g}: the chains have not converged for what is asked, and "
+                "neither means nor errors are reliable. Run longer chains."
             )
         if self.repeated is not None:
             one, other = self.repeated
             parts.append(
-                f"Chains {one} and {other} have the same draws: errors are too small. Leave one out, and give each"
-                " chain a seed of its own."
+                f"Chains {one} and {other} have the same draws: errors are too small. Leave "
+                "one out, and give each chain a seed of its own."
             )
         if self.divergences:
             parts.append(
-                f"{self.divergences} of {self.transitions} transitions were divergent: draws are missing where the "
-                "density curves sharply, and means can be off by more than their errors. Raise the target acceptance "
-                "(target_accept_prob, adapt_delta), or reparameterise."
+                f"{self.divergences} of {self.transitions} transitions were divergent: draws "
+                "are missing where the density curves sharply, and means can be off by more "
+                "than their errors. Raise the target acceptance (target_accept_prob, "
+                "adapt_delta), or reparameterise."
             )
         if self.weights is not None and self.weights.khat > GOOD_KHAT:
             parts.append(
-                f"Pareto k-hat {self.weights.khat:.2g} of the weights is above {GOOD_KHAT}: {self.weights.ess:.3g} "
-                "effective draws decide, and neither means nor errors are reliable. Draw from closer to the target."
+                f"Pareto k-hat {self.weights.khat:.2g} of the weights is above {GOOD_KHAT}: "
+                f"{self.weights.ess:.3g} effective draws decide, and neither means nor errors "
+                "are reliable. Draw from closer to the target."
             )
         return " ".join(parts) or None
 
@@ -185,25 +205,30 @@ class Convergence(NamedTuple):
         if self.apart or not self.max_rhat > slow:
             return None
         return (
-            f"R-hat {self.max_rhat:.3g} of {self.worst} is above {slow:.3g}: the chains mix slowly. Errors allow for "
-            "what the draws show of that; longer chains are safer."
+            f"R-hat {self.max_rhat:.3g} of {self.worst} is above {slow:.3g}: the chains mix "
+            "slowly. Errors allow for what the draws show of that; longer chains are safer."
         )
 
 
 def check_convergence(
     tree: "xarray.DataTree", parts: Iterable[tuple[Sequence[str], Float[np.ndarray, "c n _"]]]
 ) -> Convergence:
-    """Return the rank-normalised R-hat of the named scalars in `parts`, and the divergences of `tree`.
+    """Return the rank-normalised R-hat of the named scalars in `parts`, and the divergences of
+    `tree`.
 
-    Such an R-hat sees disagreement of the chains, or of their halves, about the mean and about the spread. It does not
-    hold for weighted draws, for which Pareto k̂ of the weights is returned.
+    Such an R-hat sees disagreement of the chains, or of their halves, about the mean and about the
+    spread. It does not hold for weighted draws, for which Pareto k̂ of the weights is returned.
     """
     weights = None
     rhat: dict[str, float] = {}
     draws, transposed = 1, None
     for names, values in parts:
         draws = values.shape[1]
-        weights = read_weights("check_convergence", tree, values.shape[:2]) if weights is None else weights
+        weights = (
+            read_weights("check_convergence", tree, values.shape[:2])
+            if weights is None
+            else weights
+        )
         if weights is not None:
             continue
         if transposed is None and _transposed(values):
@@ -220,26 +245,36 @@ def check_convergence(
     limit = RHAT_LIMIT + RHAT_SHORT / draws
     apart = sum(value > limit for value in known.values())
     stats = tree.children.get(GROUP)
-    diverging = np.zeros(0) if stats is None or "diverging" not in stats else np.asarray(stats["diverging"].values)
+    diverging = (
+        np.zeros(0)
+        if stats is None or "diverging" not in stats
+        else np.asarray(stats["diverging"].values)
+    )
     largest = known.get(worst, float("nan"))
     # Joined files may lack the variable in some chains.
-    divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)  # NaN where no sampler recorded it
-    return Convergence(largest, worst, apart, limit, divergences, diverging.size, weights, repeated, transposed)
+    # NaN where no sampler recorded it
+    divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)
+    return Convergence(
+        largest, worst, apart, limit, divergences, diverging.size, weights, repeated, transposed
+    )
 
 
 _LEAST_CHAINS = 100
-"""Chains below which axes are taken as they are given: few chains have few draws while a run is tried out."""
+"""Chains below which axes are taken as they are given: few chains have few draws while a run is
+tried out."""
 
 _ALONG_CHAINS = 6.0
-"""Standard errors by which neighbouring chains must be correlated. Their order has no meaning: any is chance."""
+"""Standard errors by which neighbouring chains must be correlated. Their order has no meaning: any
+is chance."""
 
 
 def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
     """Return whether the axes of chains and of draws seem to have changed places.
 
-    Chains are in no order: their correlation with the next has the error 1/√c at most, reached where a chain hardly
-    moves. Only more chains than draws are looked at, and only a correlation that is the larger of the two: many short
-    chains, started where one long chain went, go on from each other, but each also from its own draw before.
+    Chains are in no order: their correlation with the next has the error 1/√c at most, reached
+    where a chain hardly moves. Only more chains than draws are looked at, and only a correlation
+    that is the larger of the two: many short chains, started where one long chain went, go on from
+    each other, but each also from its own draw before.
     """
     c, n, _ = values.shape
     if c <= n or c < _LEAST_CHAINS:
@@ -258,7 +293,8 @@ def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
 
 
 def _repeated_chains(tree: "xarray.DataTree") -> tuple[int, int] | None:
-    """Return the first two chains that are one: their first draws are the same, and are not constant."""
+    """Return the first two chains that are one: their first draws are the same, and are not
+    constant."""
     known: dict[bytes, int] = {}
     for chain, start in enumerate(starts_of(tree)):
         if not start.size or not np.ptp(start, axis=0).any():
@@ -278,9 +314,13 @@ def warn_of_convergence(convergence: Convergence) -> None:
 
 
 def sampling_seconds(tree: "xarray.DataTree") -> float | None:
-    """Return the seconds that sampling took, as samplers record them in the attribute `sampling_time`; None without."""
+    """Return the seconds that sampling took, as samplers record them in the attribute
+    `sampling_time`; None without."""
     # PyMC writes the attribute on the posterior, `mcmcpost sample` and `from_cmdstan` on the tree.
-    for node in (tree, *(tree.children[name] for name in ("posterior", GROUP) if name in tree.children)):
+    for node in (
+        tree,
+        *(tree.children[name] for name in ("posterior", GROUP) if name in tree.children),
+    ):
         seconds = node.attrs.get("sampling_time")
         if isinstance(seconds, int | float | np.number) and np.isfinite(seconds) and seconds > 0:
             return float(seconds)
@@ -288,7 +328,8 @@ def sampling_seconds(tree: "xarray.DataTree") -> float | None:
 
 
 RECORDED = ("lp", "logp")
-"""Where samplers record log density, log-Jacobian included, up to a constant: ArviZ's schema and nutpie."""
+"""Where samplers record log density, log-Jacobian included, up to a constant: ArviZ's schema and
+nutpie."""
 
 _COMPARED = 200
 
@@ -302,7 +343,8 @@ class Scored(NamedTuple):
     """Draws with the scores that one log density has there.
 
     trace : draws and scores (c, n, d).
-    logdensity : log density at some of the draws, by their places where chain follows on chain, (m,) → (m,).
+    logdensity : log density at some of the draws, by their places where chain follows on chain,
+        (m,) → (m,).
     versions : attrs that say what computed the scores.
     """
 
@@ -312,11 +354,14 @@ class Scored(NamedTuple):
 
 
 class RowDensity(NamedTuple):
-    """Unconstrained draws (c, n, d), and the log density of another package, which takes one row (d,) at a time.
+    """Unconstrained draws (c, n, d), and the log density of another package, which takes one row
+    (d,) at a time.
 
-    names : d labels. logdensity : log-Jacobian included. gradient : (d,) of it, called only where it is finite.
+    names : d labels. logdensity : log-Jacobian included. gradient : (d,) of it, called only where
+        it is finite.
     versions : attrs that say what computes them.
-    discrete : (c, n, e) values of discrete parameters, which follow the draw in a row (d + e,) where there are some.
+    discrete : (c, n, e) values of discrete parameters, which follow the draw in a row (d + e,)
+        where there are some.
     """
 
     draws: Float[np.ndarray, "c n d"]
@@ -343,19 +388,29 @@ class RowDensity(NamedTuple):
 
     def scored(self) -> Scored:
         """Return the draws with their scores."""
-        rows = self.draws if self.discrete is None else np.concatenate([self.draws, self.discrete], axis=-1)
+        rows = (
+            self.draws
+            if self.discrete is None
+            else np.concatenate([self.draws, self.discrete], axis=-1)
+        )
         points = rows.reshape(-1, rows.shape[-1])
         scores = self.slopes(points).reshape(self.draws.shape)
-        return Scored(Trace(self.draws, scores, self.names), lambda some: self.values(points[some]), self.versions)
+        return Scored(
+            Trace(self.draws, scores, self.names),
+            lambda some: self.values(points[some]),
+            self.versions,
+        )
 
 
 def check_agreement(where: str, tree: "xarray.DataTree", scored: Scored) -> None:
-    """Refuse a log density other than the one that the sampler recorded in ``sample_stats.lp`` or ``logp``.
+    """Refuse a log density other than the one that the sampler recorded in ``sample_stats.lp`` or
+    ``logp``.
 
-    The two may differ by a constant, and by the sign, which a warning tells. At up to 200 draws the range of the
-    difference must stay below a hundredth of the recorded standard deviation, or of one, beyond rounding in the
-    recorded precision and to the digits of a text file. Draws at which the density is not finite have scores that are
-    not, and are left to the gate. See `check_slopes` for the gradients.
+    The two may differ by a constant, and by the sign, which a warning tells. At up to 200 draws the
+    range of the difference must stay below a hundredth of the recorded standard deviation, or of
+    one, beyond rounding in the recorded precision and to the digits of a text file. Draws at which
+    the density is not finite have scores that are not, and are left to the gate. See `check_slopes`
+    for the gradients.
 
     Parameters
     ----------
@@ -377,7 +432,8 @@ def check_slopes(where: str, tree: "xarray.DataTree", trace: Trace) -> None:
     Parameters
     ----------
     where : the public function that the error message names.
-    tree : the trace. Without scores, or where its draws are in other coordinates, nothing is tested.
+    tree : the trace. Without scores, or where its draws are in other coordinates, nothing is
+        tested.
     trace : its draws, in the same order, with the scores of a model.
 
     Raises
@@ -400,27 +456,39 @@ def check_slopes(where: str, tree: "xarray.DataTree", trace: Trace) -> None:
                 where,
                 "a model whose gradients are those that the trace has",
                 f"gradients that differ by {finding:.1%} of their size",
-                "Pass the model, the prior and the data that were sampled. allow_bad_scores=True overrides.",
+                "Pass the model, the prior and the data that were sampled. "
+                "allow_bad_scores=True overrides.",
             )
         )
 
 
-def gradient_difference(stored: Float[np.ndarray, "c n d"], model: Float[np.ndarray, "c n d"]) -> float:
-    """Return the root mean square of the difference over that of the model's, of draws where both are finite."""
+def gradient_difference(
+    stored: Float[np.ndarray, "c n d"], model: Float[np.ndarray, "c n d"]
+) -> float:
+    """Return the root mean square of the difference over that of the model's, of draws where both
+    are finite."""
     both = np.isfinite(stored).all(axis=-1) & np.isfinite(model).all(axis=-1)
     size = np.sqrt((model[both] ** 2).sum())
     return float(np.sqrt(((stored[both] - model[both]) ** 2).sum()) / size) if size > 0 else 0.0
 
 
-def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
-    """Yield the name and the values of each log density that the sampler recorded at the draws of its trace.
+def recorded_log_densities(
+    tree: "xarray.DataTree", trace: Trace
+) -> Iterator[tuple[str, Float[np.ndarray, "c n"]]]:
+    """Yield the name and the values of each log density that the sampler recorded at the draws of
+    its trace.
 
-    Some values may be NaN or infinite: a density counts as recorded where at least half of them are finite, and differ:
-    PyMC writes zeros where the last of its compound steps, as those of discrete variables, has none.
+    Some values may be NaN or infinite: a density counts as recorded where at least half of them are
+    finite, and differ: PyMC writes zeros where the last of its compound steps, as those of discrete
+    variables, has none.
     """
     stats = tree.children.get(GROUP)
     for name in RECORDED:
-        if stats is None or name not in stats.data_vars or set(stats[name].dims) != {"chain", "draw"}:
+        if (
+            stats is None
+            or name not in stats.data_vars
+            or set(stats[name].dims) != {"chain", "draw"}
+        ):
             continue
         recorded = stats[name].transpose("chain", "draw").values
         if (
@@ -431,7 +499,8 @@ def recorded_log_densities(tree: "xarray.DataTree", trace: Trace) -> Iterator[tu
             and np.isfinite(recorded).mean() >= 0.5
             and np.ptp(recorded[np.isfinite(recorded)]) > 0
         ):
-            yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded  # LAPACK ends there
+            # LAPACK ends there
+            yield name, recorded.astype(np.float64) if recorded.dtype.itemsize > 8 else recorded
 
 
 def recorded_log_density(tree: "xarray.DataTree", trace: Trace) -> Float[np.ndarray, "c n"] | None:
@@ -445,12 +514,17 @@ def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> Non
     # Two hundred draws tell another model; a density of another package takes milliseconds each.
     chosen = np.unique(np.linspace(0, len(flat) - 1, _COMPARED).astype(int))
     values = scored.logdensity(known[chosen])
-    values, known_values = values[np.isfinite(values)], flat[chosen].astype(np.float64)[np.isfinite(values)]
+    values, known_values = (
+        values[np.isfinite(values)],
+        flat[chosen].astype(np.float64)[np.isfinite(values)],
+    )
     if not values.size:
         return
     # A float32 lp of −1e6 is known to 0.06, and CmdStan wrote six digits until 2.36: what the
     # record cannot show is not held against the model.
-    rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(np.abs(flat).max()) + unit_of_text(known_values)
+    rounding = _ROUNDING * float(np.finfo(recorded.dtype).eps) * float(
+        np.abs(flat).max()
+    ) + unit_of_text(known_values)
     allowed = _SHARE * max(1.0, float(flat.std(dtype=np.float64))) + rounding
     difference = values - known_values
     low, high = float(difference.min()), float(difference.max())
@@ -459,8 +533,8 @@ def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> Non
     # PyMC records minus the log density with nuts_sampler="numpyro".
     if np.ptp(values + known_values) <= allowed:
         warn(
-            f"{where}: `{GROUP}.{name}` is minus the log density, as PyMC with nuts_sampler=numpyro and older ArviZ"
-            " write it. It is read with the other sign."
+            f"{where}: `{GROUP}.{name}` is minus the log density, as PyMC with "
+            "nuts_sampler=numpyro and older ArviZ write it. It is read with the other sign."
         )
     else:
         raise ScoreError(

@@ -1,4 +1,5 @@
-"""Trees on disk: netCDF files and Zarr folders; the chains of several trees of one model as one tree.
+"""Trees on disk: netCDF files and Zarr folders; the chains of several trees of one model as one
+tree.
 
 Tables of draws are read too.
 """
@@ -17,10 +18,24 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mcmcpost.control import MOMENTS, stored_moments
-from mcmcpost.core.arguments import as_path, check_flags, check_no_pipe, check_tree_type, missing_file
+from mcmcpost.core.arguments import (
+    as_path,
+    check_flags,
+    check_no_pipe,
+    check_tree_type,
+    missing_file,
+)
 from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.devices import is_first_process
-from mcmcpost.core.errors import ADDED, InputError, InputTypeError, MissingPackageError, UnequalChains, fault, warn
+from mcmcpost.core.errors import (
+    ADDED,
+    InputError,
+    InputTypeError,
+    MissingPackageError,
+    UnequalChains,
+    fault,
+    warn,
+)
 from mcmcpost.core.runtime import rename_finished, written_beside
 from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
 from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, starts_of
@@ -36,10 +51,12 @@ WHERE = "load_tree"
 
 
 def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
-    """Return a new tree with the chains of all `trees`, numbered from zero; arrays of dask stay in their chunks.
+    """Return a new tree with the chains of all `trees`, numbered from zero; arrays of dask stay in
+    their chunks.
 
-    Groups without chains, as observed data, are those of the first. Attributes that differ are left out, and variables
-    without chains, such as the swap rates of a ladder; the reference of a ladder may not differ.
+    Groups without chains, as observed data, are those of the first. Attributes that differ are left
+    out, and variables without chains, such as the swap rates of a ladder; the reference of a ladder
+    may not differ.
 
     Parameters
     ----------
@@ -64,7 +81,11 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
         if "chain" not in parts[0].dims:
             # Seeds and times differ between the files, and those of the first would be said of all
             # chains.
-            joined_groups[group] = parts[0].drop_attrs(deep=False).assign_attrs(_common([part.attrs for part in parts]))
+            joined_groups[group] = (
+                parts[0]
+                .drop_attrs(deep=False)
+                .assign_attrs(_common([part.attrs for part in parts]))
+            )
             continue
         differing = _differing(parts)
         joined = xarray.concat(
@@ -106,31 +127,56 @@ def _differing(parts: "Sequence[xarray.Dataset]") -> list[Hashable]:
 
 
 def _check_same_groups(
-    one: str, first: "Mapping[str, xarray.Dataset]", name: str, other: "Mapping[str, xarray.Dataset]"
+    one: str,
+    first: "Mapping[str, xarray.Dataset]",
+    name: str,
+    other: "Mapping[str, xarray.Dataset]",
 ) -> None:
     cure = "Give traces of one model, written by one sampler."
     if first.keys() != other.keys():
-        listed, got = (", ".join(group for group in groups if group != "/") for groups in (first, other))
+        listed, got = (
+            ", ".join(group for group in groups if group != "/") for groups in (first, other)
+        )
         raise InputError(WHERE, f"the groups of {one} ({listed}) in {name}", got, cure)
     for group, ours in first.items():
         theirs = other[group]
         if set(ours.data_vars) != set(theirs.data_vars):
             names = sorted(map(str, set(ours.data_vars) ^ set(theirs.data_vars)))
-            raise InputError(WHERE, f"the same variables of {group} in {one} and {name}", f"{names} in one only", cure)
-        sizes = [{dim: size for dim, size in part.sizes.items() if dim != "chain"} for part in (ours, theirs)]
-        if sizes[0].get("draw") != sizes[1].get("draw") and TEMPERATURE not in sizes[0]:  # there are no sums of ladders
+            raise InputError(
+                WHERE,
+                f"the same variables of {group} in {one} and {name}",
+                f"{names} in one only",
+                cure,
+            )
+        sizes = [
+            {dim: size for dim, size in part.sizes.items() if dim != "chain"}
+            for part in (ours, theirs)
+        ]
+        # there are no sums of ladders
+        if sizes[0].get("draw") != sizes[1].get("draw") and TEMPERATURE not in sizes[0]:
             got = f"{sizes[0].get('draw')} draws in {one} and {sizes[1].get('draw')} in {name}"
             raise UnequalChains(WHERE, f"chains of one length in {group}", got, ADDED)
         if sizes[0] != sizes[1]:
-            raise InputError(WHERE, f"{group} of the sizes {sizes[0]}, as in {one}, in {name}", sizes[1], cure)
+            raise InputError(
+                WHERE, f"{group} of the sizes {sizes[0]}, as in {one}, in {name}", sizes[1], cure
+            )
         for dim in sizes[0]:
             if dim in ours.coords and dim in theirs.coords and not ours[dim].equals(theirs[dim]):
-                raise InputError(WHERE, f"the labels of {dim} in {group} of {one} in {name}", "others", cure)
+                raise InputError(
+                    WHERE, f"the labels of {dim} in {group} of {one} in {name}", "others", cure
+                )
         if "chain" not in ours.dims and not ours.equals(theirs):
             raise InputError(WHERE, f"the {group} of {one} in {name}", "other values", cure)
-        reference = [variable for variable in _differing([ours, theirs]) if variable in (MEAN, LOWER)]
+        reference = [
+            variable for variable in _differing([ours, theirs]) if variable in (MEAN, LOWER)
+        ]
         if reference:
-            raise InputError(WHERE, f"the {' and '.join(reference)} of {one} in {name}", "another reference", cure)
+            raise InputError(
+                WHERE,
+                f"the {' and '.join(reference)} of {one} in {name}",
+                "another reference",
+                cure,
+            )
 
 
 def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:
@@ -147,42 +193,51 @@ def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") ->
 
 _ORDER = "mcmcpost_order"
 
-_CURE = "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
+_CURE = (
+    "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
+)
 
 
-def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy: bool = False) -> "xarray.DataTree":
-    """Return the tree stored at `path`, read whole, with the file closed; of several, one tree with all their chains.
+def load_tree(
+    path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy: bool = False
+) -> "xarray.DataTree":
+    """Return the tree stored at `path`, read whole, with the file closed; of several, one tree with
+    all their chains.
 
-    With `lazy` variables of 134 MB and more stay in the file, in the chunks of dask, so that a trace may be larger than
-    memory; see "large traces" in the documentation.
+    With `lazy` variables of 134 MB and more stay in the file, in the chunks of dask, so that a
+    trace may be larger than memory; see "large traces" in the documentation.
 
     Parameters
     ----------
-    path : a netCDF file, as `save_tree`, ArviZ (0.x too), nutpie and PyMC write it, or a folder with the suffix
-        ``.zarr``; or a table with the suffix ``.csv`` and one row for each draw. In a table, columns `chain` and `draw`
-        say which draw it is (without them it is one chain), and ``gradient_NAME`` is the score of the unconstrained
-        parameter in column NAME. Every column that is no gradient becomes a variable of the posterior group;
-        ``theta[0]``, ``theta[1]``, or ``theta.1``, ``theta.2``, one array. Or CmdStan's output of one chain, whose
-        scores are in its diagnostic file, given too or beside it; see `from_cmdstan`. Or the JSON of one evidence, as
-        ``mcmcpost evidence --json`` prints it, with the suffix ``.json``.
-    more : files of other chains of the same model, as jobs of their own write them. Chains are numbered anew. Files of
-        sums, from `moments`, are added. An evidence in them, which is of the chains of one file, is left out.
-    lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be installed. The file
-        stays open.
+    path : a netCDF file, as `save_tree`, ArviZ (0.x too), nutpie and PyMC write it, or a folder
+        with the suffix ``.zarr``; or a table with the suffix ``.csv`` and one row for each draw. In
+        a table, columns `chain` and `draw` say which draw it is (without them it is one chain), and
+        ``gradient_NAME`` is the score of the unconstrained parameter in column NAME. Every column
+        that is no gradient becomes a variable of the posterior group; ``theta[0]``, ``theta[1]``,
+        or ``theta.1``, ``theta.2``, one array. Or CmdStan's output of one chain, whose scores are
+        in its diagnostic file, given too or beside it; see `from_cmdstan`. Or the JSON of one
+        evidence, as ``mcmcpost evidence --json`` prints it, with the suffix ``.json``.
+    more : files of other chains of the same model, as jobs of their own write them. Chains are
+        numbered anew. Files of sums, from `moments`, are added. An evidence in them, which is of
+        the chains of one file, is left out.
+    lazy : leave variables of 134 MB and more where they are, in the chunks of dask, which has to be
+        installed. The file stays open.
 
     Raises
     ------
     FileNotFoundError : there is nothing at `path`.
     ImportError : dask, the extra `dask`, is not installed, and `lazy` asks for it.
-    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written to its end; a table
-        holds what is not a number, a gradient without its parameter, gradients of some elements of an array only, a
-        column or a draw twice, rows longer than its header, or chains of different lengths; a pipe; a file whose groups
-        contain themselves, or whose variables are larger than memory; several files that differ in groups,
-        variables, shapes, labels or data, or hold one chain twice; JSON of another kind, or of several evidences.
+    ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written
+        to its end; a table holds what is not a number, a gradient without its parameter, gradients
+        of some elements of an array only, a column or a draw twice, rows longer than its header, or
+        chains of different lengths; a pipe; a file whose groups contain themselves, or whose
+        variables are larger than memory; several files that differ in groups, variables, shapes,
+        labels or data, or hold one chain twice; JSON of another kind, or of several evidences.
 
     Warns
     -----
-    UserWarning : a column without a gradient looks like a parameter, since it varies without those that have one.
+    UserWarning : a column without a gradient looks like a parameter, since it varies without those
+        that have one.
     """
     check_flags("load_tree", lazy=lazy)
     if lazy and find_spec("dask") is None:
@@ -198,13 +253,24 @@ def load_tree(path: str | os.PathLike[str], *more: str | os.PathLike[str], lazy:
         if missing := [place for place in places if not place.exists()]:
             raise missing_file("load_tree", "an existing file", missing[0])
         expected, got = "CmdStan's own files alone, or other traces alone", "both"
-        raise InputError("load_tree", expected, got, "Save the chains of CmdStan first: save_tree(load_tree(*files)).")
+        raise InputError(
+            "load_tree",
+            expected,
+            got,
+            "Save the chains of CmdStan first: save_tree(load_tree(*files)).",
+        )
     trees = [_load(place, lazy) for place in places]
     if len(trees) == 1:
         return trees[0]
-    if (alone := [place for place, tree in zip(places, trees, strict=True) if is_evidence_alone(tree)]) != []:
+    if (
+        alone := [
+            place for place, tree in zip(places, trees, strict=True) if is_evidence_alone(tree)
+        ]
+    ) != []:
         cure = "Pass each to compare_evidence by its name."
-        raise InputError("load_tree", "several files of draws", f"{alone[0]}, an evidence alone", cure)
+        raise InputError(
+            "load_tree", "several files of draws", f"{alone[0]}, an evidence alone", cure
+        )
     # An evidence of the chains of one file is not that of all.
     trees = [tree.drop_nodes([EVIDENCE_GROUP, BRIDGE_GROUP], errors="ignore") for tree in trees]
     of_sums = [MOMENTS in tree.children for tree in trees]
@@ -227,14 +293,18 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     if place.suffix.lower() == ".json":
         return _read_evidence(place)
     if place.is_dir() and not _is_zarr(place):
-        raise InputError("load_tree", f"a netCDF-4 file, or a folder *.zarr, at {place}", "another folder", _CURE)
+        raise InputError(
+            "load_tree", f"a netCDF-4 file, or a folder *.zarr, at {place}", "another folder", _CURE
+        )
     kind = "Zarr" if _is_zarr(place) else "netCDF-4"
     try:
         if place.is_file():
             _check_links(place)
         # Consolidated metadata is not in the Zarr 3 specification, and a folder that a job still
         # writes to has none.
-        engine = {"engine": "zarr", "consolidated": False} if _is_zarr(place) else {"engine": "h5netcdf"}
+        engine = (
+            {"engine": "zarr", "consolidated": False} if _is_zarr(place) else {"engine": "h5netcdf"}
+        )
         with ExitStack() as stack:
             stored = xarray.open_datatree(place, **engine)
             # Arrays in chunks are read later, from the open file; others are in memory, and a file
@@ -249,26 +319,40 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
         cure = "Thin it, or leave it where it is: load_tree(path, lazy=True)."
         raise InputError("load_tree", "a tree that fits into memory", error, cure) from error
     if not tree.children:
-        raise InputError("load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE)
+        raise InputError(
+            "load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE
+        )
     if _is_zarr(place):
         _check_written(place)
     return tree
 
 
 def _read_evidence(place: Path) -> "xarray.DataTree":
-    """Return the tree of the one evidence in a JSON file: what `Evidence.to_json_dict` returns, or `--json` prints."""
+    """Return the tree of the one evidence in a JSON file: what `Evidence.to_json_dict` returns, or
+    `--json` prints."""
     where = f"load_tree: {place}"
     cure = "Print one with mcmcpost evidence --json."
     try:
         content = json.loads(place.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise InputError(where, "the JSON of an evidence", f"{type(error).__name__}: {error}", cure) from error
+        raise InputError(
+            where, "the JSON of an evidence", f"{type(error).__name__}: {error}", cure
+        ) from error
     found = content.get("evidence", content) if isinstance(content, dict) else content
     if isinstance(found, list) and len(found) > 1:
-        raise InputError(where, "the JSON of one evidence", f"{len(found)}", "Print them one by one, a file for each.")
+        raise InputError(
+            where,
+            "the JSON of one evidence",
+            f"{len(found)}",
+            "Print them one by one, a file for each.",
+        )
     one = found[0] if isinstance(found, list) and found else found
     if not isinstance(one, dict) or "log_evidence" not in one:
-        got = f"the keys {', '.join(content)}" if isinstance(content, dict) else f"a {type(content).__name__}"
+        got = (
+            f"the keys {', '.join(content)}"
+            if isinstance(content, dict)
+            else f"a {type(content).__name__}"
+        )
         raise InputError(where, "the JSON of an evidence", got, cure)
     try:
         return evidence_from_json(where, one).to_datatree()
@@ -280,9 +364,11 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
 
 
 def _check_written(place: Path) -> None:
-    """Refuse a Zarr folder some of whose chunks of draws or scores are not there, which would be read as zeros.
+    """Refuse a Zarr folder some of whose chunks of draws or scores are not there, which would be
+    read as zeros.
 
-    No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their density is flat.
+    No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their
+    density is flat.
     """
     import zarr
 
@@ -293,15 +379,21 @@ def _check_written(place: Path) -> None:
         # be zeros.
         if isinstance(array, zarr.Array) and 0 < array.nchunks_initialized < array.nchunks:
             got = f"{array.nchunks_initialized} of {array.nchunks} chunks of {name}"
-            cure = "It is still being written, or its job was stopped: wait, or save the draws before with save_tree."
-            raise InputError("load_tree", f"a Zarr tree that is written to its end at {place}", got, cure)
+            cure = (
+                "It is still being written, or its job was stopped: wait, or save the draws "
+                "before with save_tree."
+            )
+            raise InputError(
+                "load_tree", f"a Zarr tree that is written to its end at {place}", got, cure
+            )
 
 
 def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     """Write `tree` to a netCDF file, or to a Zarr folder where `path` ends in ``.zarr``.
 
-    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no half-written file. Of
-    several processes of ``jax.distributed`` the first writes it and the others go on.
+    The tree is written under a temporary name beside `path` and renamed, so a crash leaves no
+    half-written file. Of several processes of ``jax.distributed`` the first writes it and the
+    others go on.
 
     Parameters
     ----------
@@ -315,14 +407,15 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     Raises
     ------
     FileExistsError : `path` exists; nothing is overwritten.
-    ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder cannot have, and the
-        suffix is ``.zarr``.
+    ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder
+        cannot have, and the suffix is ``.zarr``.
 
     Warns
     -----
-    UserWarning : the format has no place for some of the tree. Attributes such as a dict or None become JSON text in
-        netCDF; other objects, ragged variables as the statistics of PyMC's SMC, and in netCDF complex numbers, are left
-        out. Every other variable is written. The levels of a MultiIndex become coordinates without a word.
+    UserWarning : the format has no place for some of the tree. Attributes such as a dict or None
+        become JSON text in netCDF; other objects, ragged variables as the statistics of PyMC's SMC,
+        and in netCDF complex numbers, are left out. Every other variable is written. The levels of
+        a MultiIndex become coordinates without a word.
     """
     check_tree_type("save_tree", tree)
     place = as_path("save_tree", path)
@@ -335,7 +428,9 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     if _is_zarr(place):
         _check_folder_names(tree)
     if not place.parent.is_dir():
-        raise FileNotFoundError(fault("save_tree", "an existing folder", str(place.parent), "Create it first."))
+        raise FileNotFoundError(
+            fault("save_tree", "an existing folder", str(place.parent), "Create it first.")
+        )
     if not is_first_process():
         return place
     written, altered = _storable(_with_order(tree), _is_zarr(place))
@@ -347,11 +442,18 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
             else:
                 written.to_netcdf(temporary, engine="h5netcdf")
         except TypeError as error:
-            expected, cure = "values and attributes that a file can have", "Leave out what is no number and no text."
+            expected, cure = (
+                "values and attributes that a file can have",
+                "Leave out what is no number and no text.",
+            )
             raise InputTypeError("save_tree", expected, str(error), cure) from error
         _refuse_existing(place)
         rename_finished(temporary, place)
-    said = [f"{verb} {', '.join(places)}" for verb, places in zip(_VERBS, altered, strict=True) if places]
+    said = [
+        f"{verb} {', '.join(places)}"
+        for verb, places in zip(_VERBS, altered, strict=True)
+        if places
+    ]
     if said:
         warn(f"save_tree: {place} has not all of the tree: {'; '.join(said)}.")
     return place
@@ -361,7 +463,8 @@ _VERBS = ("without", "as JSON text")
 
 
 class _Altered(NamedTuple):
-    """What of a tree is not written as it is: places that are left out, and places that become text."""
+    """What of a tree is not written as it is: places that are left out, and places that become
+    text."""
 
     left_out: list[str]
     as_text: list[str]
@@ -370,8 +473,9 @@ class _Altered(NamedTuple):
 def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _Altered]":
     """Return a copy of what the format can hold, and what is not in it as it was.
 
-    A sampler's settings may be anything, and a trace is worth more than they are: attributes become JSON text in
-    netCDF, where they can, and the levels of a MultiIndex coordinates. netCDF has no true and false: one and zero.
+    A sampler's settings may be anything, and a trace is worth more than they are: attributes become
+    JSON text in netCDF, where they can, and the levels of a MultiIndex coordinates. netCDF has no
+    true and false: one and zero.
     """
     altered = _Altered([], [])
 
@@ -380,7 +484,9 @@ def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _A
         for name, value in attrs.items():
             place = f"the attribute {name} of {owner}, a {type(value).__name__}"
             if _is_plain(value):
-                found[name] = np.asarray(value).astype(np.int8) if _is_boolean(value) and not zarr else value
+                found[name] = (
+                    np.asarray(value).astype(np.int8) if _is_boolean(value) and not zarr else value
+                )
             elif (text := _as_json(value)) is None:
                 altered.left_out.append(place)
             elif zarr:
@@ -394,12 +500,15 @@ def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _A
     for node in new.subtree:
         # Without inheritance: a coordinate of the root would be written into every group.
         content = node.to_dataset(inherit=False).copy()
-        levels = [k for k in content.dims if k in content.indexes and content.indexes[k].nlevels > 1]
+        levels = [
+            k for k in content.dims if k in content.indexes and content.indexes[k].nlevels > 1
+        ]
         content = content.reset_index(levels)
         for name, variable in content.variables.items():
             if not _has_form(variable, zarr):
                 altered.left_out.append(
-                    f"{node.path.rstrip('/')}/{name} of {_KINDS.get(variable.dtype.kind, 'records')}"
+                    f"{node.path.rstrip('/')}/{name} of "
+                    f"{_KINDS.get(variable.dtype.kind, 'records')}"
                 )
                 content = content.drop_vars([name])
         content.attrs = plain(node.path, content.attrs)
@@ -418,8 +527,14 @@ def _has_form(variable: "xarray.Variable", zarr: bool) -> bool:
     # texts alone.
     if variable.dtype.kind == "O":
         # A text may be missing, as nutpie's messages on transitions that did not diverge.
-        missing = (value is None or (isinstance(value, float) and np.isnan(value)) for value in variable.values.flat)
-        return all(none or isinstance(value, str) for none, value in zip(missing, variable.values.flat, strict=True))
+        missing = (
+            value is None or (isinstance(value, float) and np.isnan(value))
+            for value in variable.values.flat
+        )
+        return all(
+            none or isinstance(value, str)
+            for none, value in zip(missing, variable.values.flat, strict=True)
+        )
     return variable.dtype.kind not in ("V" if zarr else "Vc")
 
 
@@ -467,13 +582,16 @@ def _in_order(tree: "xarray.DataTree", lazy: bool) -> "xarray.DataTree":
     groups += [name for name in tree.children if name not in groups]
     children = {name: _in_order(tree.children[name], lazy) for name in groups}
     ordered = xarray.Dataset(
-        {name: content[name] for name in [*variables, *rest]}, coords=content.coords, attrs=content.attrs
+        {name: content[name] for name in [*variables, *rest]},
+        coords=content.coords,
+        attrs=content.attrs,
     )
     return xarray.DataTree(ordered, children=children, name=tree.name)
 
 
 def _check_links(place: Path) -> None:
-    """Refuse groups that an HDF5 file has in several places: where one contains itself, reading it would not end."""
+    """Refuse groups that an HDF5 file has in several places: where one contains itself, reading it
+    would not end."""
     import h5py
 
     with h5py.File(place) as file:
@@ -486,7 +604,8 @@ def _check_links(place: Path) -> None:
                 # By address and not by name: hard links give one group several names.
                 address = h5py.h5o.get_info(group[name].id).addr
                 if address in seen:
-                    raise ValueError(f"a group in two places, {group.name}/{name}")  # load_tree says where
+                    # load_tree says where
+                    raise ValueError(f"a group in two places, {group.name}/{name}")
                 seen.add(address)
                 pending.append(group[name])
 
@@ -497,8 +616,16 @@ LAZY = 1 << 27
 
 def _read(stored: "xarray.Dataset", lazy: bool) -> "xarray.Dataset":
     """Return the dataset with its values, large ones in chunks of dask where it is `lazy`."""
-    numbers = {name: variable for name, variable in stored.data_vars.items() if variable.dtype.kind in "fiub"}
-    large = {name: _in_chunks(variable) for name, variable in numbers.items() if lazy and variable.nbytes >= LAZY}
+    numbers = {
+        name: variable
+        for name, variable in stored.data_vars.items()
+        if variable.dtype.kind in "fiub"
+    }
+    large = {
+        name: _in_chunks(variable)
+        for name, variable in numbers.items()
+        if lazy and variable.nbytes >= LAZY
+    }
     return stored.drop_vars(large).load().assign(large)
 
 
@@ -508,10 +635,15 @@ def _in_chunks(variable: "xarray.DataArray") -> "xarray.DataArray":
 
 
 def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:
-    """Return the longest axis of a variable and the lengths of its pieces, whole chunks of the file each."""
+    """Return the longest axis of a variable and the lengths of its pieces, whole chunks of the file
+    each."""
     # Along whole chunks of the file: a chunk that two pieces share would be unpacked twice.
     axis = int(np.argmax(variable.shape))
-    chunks = variable.encoding.get("chunksizes") or variable.encoding.get("chunks") or (1,) * variable.ndim
+    chunks = (
+        variable.encoding.get("chunksizes")
+        or variable.encoding.get("chunks")
+        or (1,) * variable.ndim
+    )
     length, chunk = variable.shape[axis], chunks[axis]
     some = in_blocks(-(-length // chunk), variable.size // length * chunk)
     return axis, tuple(min(one.stop * chunk, length) - one.start * chunk for one in some)
@@ -524,9 +656,15 @@ LONGEST_NAME = 255
 def _check_folder_names(tree: "xarray.DataTree") -> None:
     """Refuse variables that Zarr, which makes a folder of each, would lose or could not write."""
     names = [str(name) for node in tree.subtree for name in node.to_dataset().variables]
-    bad = [name for name in names if "\\" in name or name == "zarr.json" or len(name.encode()) > LONGEST_NAME]
+    bad = [
+        name
+        for name in names
+        if "\\" in name or name == "zarr.json" or len(name.encode()) > LONGEST_NAME
+    ]
     if bad:
-        expected = f"names that folders can have, of at most {LONGEST_NAME} bytes and without backslashes"
+        expected = (
+            f"names that folders can have, of at most {LONGEST_NAME} bytes and without backslashes"
+        )
         raise InputError("save_tree", expected, bad, "Rename them, or write netCDF: .nc.")
 
 
@@ -538,6 +676,9 @@ def _refuse_existing(place: Path) -> None:
     if os.path.lexists(place):
         raise FileExistsError(
             fault(
-                "save_tree", "a path that does not exist yet", str(place), "Nothing is overwritten: pick another name."
+                "save_tree",
+                "a path that does not exist yet",
+                str(place),
+                "Nothing is overwritten: pick another name.",
             )
         )

@@ -1,4 +1,5 @@
-"""Values of the integrands at every draw: variables, arrays or functions of one constrained draw."""
+"""Values of the integrands at every draw: variables, arrays or functions of one constrained
+draw."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,13 @@ from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_values, slice
 from mcmcpost.core.errors import InputError, InputTypeError, warn
 from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
 from mcmcpost.core.runtime import did_you_mean
-from mcmcpost.trees.convention import GROUP, as_chain_draw, check_same_labels, element_names, oriented
+from mcmcpost.trees.convention import (
+    GROUP,
+    as_chain_draw,
+    check_same_labels,
+    element_names,
+    oriented,
+)
 
 if TYPE_CHECKING:
     import xarray
@@ -29,9 +36,10 @@ class Integrands(NamedTuple):
 
     names : p labels.
     values : (c, n, p), read-only: they may be the arrays of the tree.
-    events : (p,) whether a constant zero or one may be that of an event that was not seen: not under the name of a
-        parameter, an element of a float variable.
-    shapes : of one draw of each variable, array or function, by name; their elements are the integrands, in order.
+    events : (p,) whether a constant zero or one may be that of an event that was not seen: not
+        under the name of a parameter, an element of a float variable.
+    shapes : of one draw of each variable, array or function, by name; their elements are the
+        integrands, in order.
     """
 
     names: tuple[str, ...]
@@ -46,19 +54,21 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     Parameters
     ----------
     tree : a tree with a posterior group.
-    integrands : None for every variable of the posterior group that is a number for every draw (a warning names the
-        others); a list of its variable names; an array (c, n) or (c, n, p), or a function of one constrained draw, a
-        dict of arrays, both named "f"; or a mapping from names to such arrays and functions. A function is compiled and
-        vectorised in float64; one that JAX cannot trace is called draw by draw.
+    integrands : None for every variable of the posterior group that is a number for every draw (a
+        warning names the others); a list of its variable names; an array (c, n) or (c, n, p), or a
+        function of one constrained draw, a dict of arrays, both named "f"; or a mapping from names
+        to such arrays and functions. A function is compiled and vectorised in float64; one that JAX
+        cannot trace is called draw by draw.
 
     Returns
     -------
-    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, those of a variable by its coordinates,
-        as in ``az.summary``; integers and booleans become floats.
+    Integrands : elements of an array are named ``theta[0]``, ``theta[0, 1]``, those of a variable
+        by its coordinates, as in ``az.summary``; integers and booleans become floats.
 
     Raises
     ------
-    ValueError : an unknown variable, a shape that does not start with (chain, draw), or nothing asked for.
+    ValueError : an unknown variable, a shape that does not start with (chain, draw), or nothing
+        asked for.
     TypeError : a value is neither an array nor a function, or is not numeric.
     """
     check_tree_type("integrands", tree)
@@ -69,13 +79,16 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         # not say it.
         if not variables.usable:
             for variable in _posterior(tree).data_vars.values():
-                oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
+                # tells what to do with chains and draws that are one dim
+                oriented("integrands", variable)
         if variables.left_out:
             warn(f"Integrands: {variables.left_out_text()}. Encode what you ask for as numbers.")
         parts = list(map(variables.elements_of, variables.usable))
     elif isinstance(integrands, str):
         parts = [named_values(_variable(tree, integrands))]
-    elif isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
+    elif isinstance(integrands, (list, tuple)) and all(
+        isinstance(name, str) for name in integrands
+    ):
         parts = [named_values(_variable(tree, name)) for name in integrands]
     elif isinstance(integrands, Mapping):
         parts = _of_entries(tree, integrands, chains_draws)
@@ -83,20 +96,32 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         parts = _of_entries(tree, {"f": integrands}, chains_draws)
     # A method that is passed in the place of the integrands would be tried as an array.
     elif not isinstance(integrands, Sequence) and not hasattr(integrands, "__array__"):
-        expected, got = "variable names, an array, a function, or a mapping to such", f"a {type(integrands).__name__}"
+        expected, got = (
+            "variable names, an array, a function, or a mapping to such",
+            f"a {type(integrands).__name__}",
+        )
         raise InputTypeError("integrands", expected, got, "A method is passed as `method`.")
     else:
         parts = [_of_array(tree, "f", integrands, chains_draws)]
     if not parts:
-        raise InputError("integrands", "at least one integrand", "none", "Name a variable or a function.")
+        raise InputError(
+            "integrands", "at least one integrand", "none", "Name a variable or a function."
+        )
     names = tuple(name for part in parts for name in part.names)
     # Two columns of one name could not be told apart in a table, and would overwrite each other in
     # a mapping.
     if len(set(names)) != len(names):
         repeated = sorted({name for name in names if names.count(name) > 1})
-        raise InputError("integrands", "distinct names", repeated, "Rename the repeated integrands.")
+        raise InputError(
+            "integrands", "distinct names", repeated, "Rename the repeated integrands."
+        )
     if not names:
-        raise InputError("integrands", "at least one integrand", "arrays without values", "Give one value a draw.")
+        raise InputError(
+            "integrands",
+            "at least one integrand",
+            "arrays without values",
+            "Give one value a draw.",
+        )
     values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
     shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
     return Integrands(names, values, np.concatenate([part.events for part in parts]), shapes)
@@ -110,7 +135,8 @@ def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, 
 class PosteriorVariables(NamedTuple):
     """The variables of a posterior group.
 
-    usable : those that are numbers for every chain and draw, by name, with dims chain and draw first.
+    usable : those that are numbers for every chain and draw, by name, with dims chain and draw
+        first.
     left_out : names of the others.
     """
 
@@ -122,11 +148,13 @@ class PosteriorVariables(NamedTuple):
         return f"left out {', '.join(self.left_out)}: not a number for every chain and draw"
 
     def draws(self) -> dict[str, np.ndarray]:
-        """Return the usable variables as arrays (c, n, ...), without a copy but of those in chunks of dask."""
+        """Return the usable variables as arrays (c, n, ...), without a copy but of those in chunks
+        of dask."""
         return {name: read_values(variable) for name, variable in self.usable.items()}
 
     def pieces(self) -> "Iterator[dict[str, np.ndarray]]":
-        """Yield the usable variables (c, b, ...), some draws at a time where they are in chunks of dask."""
+        """Yield the usable variables (c, b, ...), some draws at a time where they are in chunks of
+        dask."""
         # One pass for all functions and variables, by the draws of the first variable's chunks.
         chunked = [variable for variable in self.usable.values() if is_chunked(variable)]
         if not chunked:
@@ -137,7 +165,8 @@ class PosteriorVariables(NamedTuple):
             yield {name: variable[:, some].values for name, variable in self.usable.items()}
 
     def scalars(self) -> "Iterator[tuple[tuple[str, ...], Float[np.ndarray, 'c n p']]]":
-        """Yield the names and values of the elements of each usable variable, of float64 variables without a copy."""
+        """Yield the names and values of the elements of each usable variable, of float64 variables
+        without a copy."""
         for name in self.usable:
             names, values, *_ = self.elements_of(name)
             yield names, values
@@ -161,8 +190,14 @@ def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
 
 def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
     if "posterior" not in tree.children:
-        cure = "Sums have no draws: ask `expectation`." if MOMENTS in tree.children else "Pass an array of values."
-        raise InputError("integrands", "a posterior group", ", ".join(tree.children) or "none", cure)
+        cure = (
+            "Sums have no draws: ask `expectation`."
+            if MOMENTS in tree.children
+            else "Pass an array of values."
+        )
+        raise InputError(
+            "integrands", "a posterior group", ", ".join(tree.children) or "none", cure
+        )
     return tree.children["posterior"]
 
 
@@ -171,10 +206,15 @@ def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
         node = tree.children.get(group)
         if node is not None and {"chain", "draw"} <= set(node.sizes):
             return node.sizes["chain"], node.sizes["draw"]
-    for variable in tree.children["posterior"].data_vars.values() if "posterior" in tree.children else ():
+    for variable in (
+        tree.children["posterior"].data_vars.values() if "posterior" in tree.children else ()
+    ):
         oriented("integrands", variable)  # tells what to do with chains and draws that are one dim
     raise InputError(
-        "integrands", "dims chain and draw in the tree", ", ".join(tree.children) or "no group", "Load a trace."
+        "integrands",
+        "dims chain and draw in the tree",
+        ", ".join(tree.children) or "no group",
+        "Load a trace.",
     )
 
 
@@ -194,7 +234,8 @@ def names_of(variable: "xarray.DataArray") -> tuple[str, ...]:
 
 
 def _labels_along(variable: "xarray.DataArray", dim: str) -> tuple[str, ...]:
-    """Return the coordinates along a dim, as ArviZ labels its tables; positions where they are none or repeat."""
+    """Return the coordinates along a dim, as ArviZ labels its tables; positions where they are none
+    or repeat."""
     labels = tuple(map(str, variable[dim].values))
     # Coordinates may repeat, as the county of each observation.
     return labels if len(set(labels)) == len(labels) else tuple(map(str, range(len(labels))))
@@ -204,12 +245,18 @@ def named_values(variable: "xarray.DataArray") -> Integrands:
     """Return the elements of a variable of dims chain, draw, …, named by its coordinates."""
     name, names = str(variable.name), names_of(variable)
     values = _numeric(name, variable, (variable.shape[0], variable.shape[1]))
-    return Integrands(names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]})
+    return Integrands(
+        names, values, np.full(len(names), variable.dtype.kind != "f"), {name: variable.shape[2:]}
+    )
 
 
-def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]) -> list[Integrands]:
+def _of_entries(
+    tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draws: tuple[int, int]
+) -> list[Integrands]:
     for name in entries:
-        check_kind("integrands", "key", name, str, "The keys of a dict of integrands are their names.")
+        check_kind(
+            "integrands", "key", name, str, "The keys of a dict of integrands are their names."
+        )
     computed = any(map(callable, entries.values()))
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
@@ -226,7 +273,8 @@ def _of_entries(tree: "xarray.DataTree", entries: Mapping[Any, Any], chains_draw
 
 
 def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return variables (c, n, ...) with chains and draws as one axis, floats in float64, in native byte order."""
+    """Return variables (c, n, ...) with chains and draws as one axis, floats in float64, in native
+    byte order."""
     # Files may hold big-endian numbers, which JAX refuses. Integers stay so: they may be indices.
     return {
         name: values.reshape(-1, *values.shape[2:]).astype(
@@ -236,7 +284,9 @@ def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     }
 
 
-def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tuple[int, int]) -> Integrands:
+def _of_array(
+    tree: "xarray.DataTree", name: str, values: Any, chains_draws: tuple[int, int]
+) -> Integrands:
     for group in ("posterior", GROUP):
         if group in tree.children:
             check_same_labels("integrands", name, values, tree.children[group])
@@ -247,7 +297,10 @@ def _of_array(tree: "xarray.DataTree", name: str, values: Any, chains_draws: tup
         # be told apart.
         if array.shape[:1] == (math.prod(chains_draws),):
             chains, draws = chains_draws
-            cure = f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, *values.shape[1:])."
+            cure = (
+                f"Where chain follows on chain, reshape it: values.reshape({chains}, {draws}, "
+                "*values.shape[1:])."
+            )
         expected = f"`{name}` of shape (chain, draw[, p]) with {chains_draws} chains and draws"
         raise InputError("integrands", expected, array.shape, cure)
     names = tuple(element_names(name, array.shape[2:]))
@@ -260,7 +313,10 @@ def _numeric(
 ) -> Float[np.ndarray, "c n p"]:
     if array.dtype.kind not in "fiub":
         raise InputTypeError(
-            "integrands", f"`{name}` to be a real number", f"dtype {array.dtype}", "Leave it out or encode it."
+            "integrands",
+            f"`{name}` to be a real number",
+            f"dtype {array.dtype}",
+            "Leave it out or encode it.",
         )
     whole = array if isinstance(array, np.ndarray) else read_values(array, np.float64)
     values = whole.astype(np.float64, copy=False).reshape(*chains_draws, math.prod(array.shape[2:]))
@@ -272,8 +328,11 @@ def _numeric(
 def _evaluated(
     entries: Mapping[Any, Any], variables: PosteriorVariables, chains_draws: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Return the values (c, n, ...) of the functions among the entries. Chunks of stored variables are read once."""
-    evaluators = {name: _evaluator(name, entry) for name, entry in entries.items() if callable(entry)}
+    """Return the values (c, n, ...) of the functions among the entries. Chunks of stored variables
+    are read once."""
+    evaluators = {
+        name: _evaluator(name, entry) for name, entry in entries.items() if callable(entry)
+    }
     found: dict[str, np.ndarray] = {}
     start = 0
     for draws in variables.pieces():
@@ -287,7 +346,8 @@ def _evaluated(
             if values.shape[2:] != kept.shape[2:]:
                 raise _ragged(name, {values.shape[2:], kept.shape[2:]})
             # The first piece fixed the type by its own values.
-            if not np.can_cast(values.dtype, kept.dtype, "safe"):  # untraced, it may return 0 here and 0.5 there
+            # untraced, it may return 0 here and 0.5 there
+            if not np.can_cast(values.dtype, kept.dtype, "safe"):
                 found[name] = np.zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
                 found[name][:, :start] = kept[:, :start]
             stop = start + values.shape[1]
@@ -299,13 +359,16 @@ def _evaluated(
 def _evaluator(
     name: str, function: Callable[[dict[str, object]], object]
 ) -> Callable[[dict[str, np.ndarray]], np.ndarray]:
-    """Return the function for rows of draws: compiled, or called draw by draw where JAX cannot trace it."""
+    """Return the function for rows of draws: compiled, or called draw by draw where JAX cannot
+    trace it."""
     check_function("integrands", name, function, 1, "Its argument is one draw, a dict of arrays.")
 
     def of_row(row: dict[str, object]) -> jax.Array:
         array = as_numbers("integrands", name, function(row), jnp.asarray)
         if not array.size:
-            raise InputError("integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one.")
+            raise InputError(
+                "integrands", f"`{name}` to return a number", f"shape {array.shape}", "Return one."
+            )
         return array
 
     # In blocks: a function that simulates data would need them of all draws at once under `vmap`.
@@ -322,13 +385,19 @@ def _evaluator(
             tell_names("integrands", name, error, rows)
             raise
         except TypeError as error:
-            owner = str(getattr(function, "__module__", None) or type(function).__module__).partition(".")[0]
-            if owner not in ("builtins", "numpy", "jax", "scipy") or isinstance(error, InputTypeError):
+            owner = str(
+                getattr(function, "__module__", None) or type(function).__module__
+            ).partition(".")[0]
+            if owner not in ("builtins", "numpy", "jax", "scipy") or isinstance(
+                error, InputTypeError
+            ):
                 raise
             # np.exp or sum, which were meant for the values and not for a dict of them
             called = getattr(function, "__name__", type(function).__name__)
             expected, got = f"`{name}` to take one draw, a dict of arrays", f"{called}: {error}"
-            raise InputTypeError("integrands", expected, got, 'Such as lambda draw: np.exp(draw["x"]).') from error
+            raise InputTypeError(
+                "integrands", expected, got, 'Such as lambda draw: np.exp(draw["x"]).'
+            ) from error
 
     return evaluate
 
@@ -340,9 +409,14 @@ def tell_names(where: str, name: str, error: KeyError, known: Iterable[str]) -> 
     error.add_note(f"{where}: the argument of `{name}` has {', '.join(known)}. {meant}".rstrip())
 
 
-def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object, convert: Callable[[Any], A]) -> A:
+def as_numbers[A: (jax.Array, np.ndarray)](
+    where: str, name: str, value: object, convert: Callable[[Any], A]
+) -> A:
     """Return what a function returned as an array; refuse what is no number and ragged lists."""
-    wanted, cure = f"`{name}` to return numbers", "Several values are an array, or functions of their own."
+    wanted, cure = (
+        f"`{name}` to return numbers",
+        "Several values are an array, or functions of their own.",
+    )
     if value is None or isinstance(value, Mapping | str | bytes):
         raise InputTypeError(where, wanted, type(value).__name__, cure)
     try:
@@ -353,7 +427,9 @@ def as_numbers[A: (jax.Array, np.ndarray)](where: str, name: str, value: object,
         raise InputTypeError(where, wanted, repr(value), cure) from error
 
 
-def _one_by_one(name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]) -> np.ndarray:
+def _one_by_one(
+    name: str, function: Callable[[dict[str, object]], object], draws: dict[str, np.ndarray]
+) -> np.ndarray:
     size = len(next(iter(draws.values())))
     # Functions that use jax.numpy without being traceable would round float64 draws to float32.
     with jax.enable_x64(True):

@@ -42,7 +42,10 @@ ROUND_TRIPS = "round_trips"
 
 DIMS = ("chain", "draw", TEMPERATURE)
 
-_CURE = "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, model, args)."
+_CURE = (
+    "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, "
+    "model, args)."
+)
 
 
 def ladder_to_datatree(
@@ -56,15 +59,17 @@ def ladder_to_datatree(
     Parameters
     ----------
     ladder : draws and gradients on the unconstrained space.
-    values : constrained variables (chain, draw, temperature, ...) of the posterior group; the draws by default.
+    values : constrained variables (chain, draw, temperature, ...) of the posterior group; the draws
+        by default.
     stats : statistics of the sampler.
     attrs : recorded with the statistics.
 
     Returns
     -------
     DataTree : `posterior`; `sample_stats` with `log_likelihood_total`, `gradient_log_likelihood`,
-        `gradient_log_prior`, `unconstrained_draw`, and what `stats` holds. Its attribute `reference` is ``prior``, or
-        ``normal`` with `reference_mean` and `reference_lower`, the lower triangular root of the covariance.
+        `gradient_log_prior`, `unconstrained_draw`, and what `stats` holds. Its attribute
+        `reference` is ``prior``, or ``normal`` with `reference_mean` and `reference_lower`, the
+        lower triangular root of the covariance.
     """
     import xarray
 
@@ -79,7 +84,8 @@ def ladder_to_datatree(
         TEMPERATURE: ladder.temperatures,
     }
     posterior = {
-        name: ((*DIMS, *(f"{name}_dim_{i}" for i in range(array.ndim - 3))), array) for name, array in variables.items()
+        name: ((*DIMS, *(f"{name}_dim_{i}" for i in range(array.ndim - 3))), array)
+        for name, array in variables.items()
     }
     record: dict[str, Any] = {
         LOG_LIKELIHOOD: (DIMS, ladder.log_likelihood),
@@ -92,7 +98,10 @@ def ladder_to_datatree(
     work: dict[str, Any] = {REFERENCE: "prior"}
     if ladder.reference is not None:
         # xarray allows a variable no two dims of one name: the columns of the factor have another.
-        record |= {MEAN: (PARAMETER, ladder.reference.mean), LOWER: ((PARAMETER, TWIN), ladder.reference.lower)}
+        record |= {
+            MEAN: (PARAMETER, ladder.reference.mean),
+            LOWER: ((PARAMETER, TWIN), ladder.reference.lower),
+        }
         work = {REFERENCE: "normal"}
     if stats is not None:
         record |= {
@@ -115,7 +124,9 @@ def ladder_to_datatree(
         {
             "posterior": xarray.Dataset(posterior, coords=coords),
             GROUP: xarray.Dataset(
-                record, coords={**coords, PARAMETER: labels}, attrs={**ATTRS, **versions, **work, **(attrs or {})}
+                record,
+                coords={**coords, PARAMETER: labels},
+                attrs={**ATTRS, **versions, **work, **(attrs or {})},
             ),
         }
     )
@@ -127,7 +138,8 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     Raises
     ------
     TypeError : `tree` is not a DataTree.
-    ValueError : draws, log likelihood or gradients are missing, or the temperatures do not increase from 0 to 1.
+    ValueError : draws, log likelihood or gradients are missing, or the temperatures do not increase
+        from 0 to 1.
     """
     check_tree_type("read_ladder", tree)
     stats = _statistics(tree)
@@ -138,23 +150,34 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
         (PRIOR_SLOPE, "gradients of the log prior"),
     ):
         if name not in stats.data_vars:
-            raise InputError("read_ladder", f"`{GROUP}.{name}`, {what}", ", ".join(map(str, stats.data_vars)), _CURE)
+            raise InputError(
+                "read_ladder",
+                f"`{GROUP}.{name}`, {what}",
+                ", ".join(map(str, stats.data_vars)),
+                _CURE,
+            )
     # Gradients of another sign or space pass every shape test.
     for name, value in ATTRS.items():
         if stats.attrs.get(name, value) != value:
-            raise InputError("read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE)
+            raise InputError(
+                "read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE
+            )
     draws = oriented("read_ladder", stats[DRAWS], DIMS, rank=4)
     normal = None
     if stats.attrs.get(REFERENCE, "prior") != "prior":
         if not {MEAN, LOWER} <= set(stats.data_vars):
-            raise InputError("read_ladder", f"`{GROUP}.{MEAN}` and `{LOWER}` of its reference", "none", _CURE)
+            raise InputError(
+                "read_ladder", f"`{GROUP}.{MEAN}` and `{LOWER}` of its reference", "none", _CURE
+            )
         # Other programs may write the dims in any order, and a factor that is transposed has a
         # covariance of its own.
         lower = stats[LOWER].transpose(PARAMETER, TWIN)
         normal = Normal(stats[MEAN].values.astype(np.float64), lower.values.astype(np.float64))
     exchange = None
     if ROUND_TRIPS in stats.attrs:
-        rate = oriented("read_ladder", stats["swap_rate"], ("chain", TEMPERATURE), rank=2).mean("chain")
+        rate = oriented("read_ladder", stats["swap_rate"], ("chain", TEMPERATURE), rank=2).mean(
+            "chain"
+        )
         # The last rung has no next one: its rate is NaN.
         exchange = Exchange(rate.values[:-1], int(stats.attrs[ROUND_TRIPS]))
     return make_ladder(
@@ -182,7 +205,8 @@ def is_evidence_alone(tree: "xarray.DataTree") -> bool:
 
 
 def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
-    """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two gradients."""
+    """Return the trace of a ladder's last rung, the posterior: its score is the sum of the two
+    gradients."""
     return last_rung(tree, read_ladder(tree))
 
 
@@ -191,7 +215,9 @@ def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
     # t = 1 in t∇ℓ + ∇log p.
     scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
     last = {
-        name: node.to_dataset().isel({TEMPERATURE: -1}, missing_dims="ignore").drop_vars(TEMPERATURE, errors="ignore")
+        name: node.to_dataset()
+        .isel({TEMPERATURE: -1}, missing_dims="ignore")
+        .drop_vars(TEMPERATURE, errors="ignore")
         for name, node in tree.children.items()
         # An evidence of the whole ladder is none of its last rung's trace.
         if name in (GROUP, "posterior")
@@ -207,9 +233,12 @@ def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
 
 
 def _statistics(tree: "xarray.DataTree") -> "xarray.Dataset":
-    """Return the `sample_stats` of a tree whose variables are stacked over a `temperature` coordinate."""
+    """Return the `sample_stats` of a tree whose variables are stacked over a `temperature`
+    coordinate."""
     if GROUP not in tree.children:
-        raise InputError("read_ladder", f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE)
+        raise InputError(
+            "read_ladder", f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE
+        )
     stats = tree.children[GROUP].to_dataset()
     if TEMPERATURE not in stats.coords or TEMPERATURE not in stats.dims:
         raise InputError(

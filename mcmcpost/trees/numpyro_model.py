@@ -1,4 +1,5 @@
-"""A NumPyro program as a density on the unconstrained space: its latent sites, transformation and log density."""
+"""A NumPyro program as a density on the unconstrained space: its latent sites, transformation and
+log density."""
 
 import inspect
 import math
@@ -49,12 +50,16 @@ class ProbedModel(NamedTuple):
 
     @property
     def names(self) -> tuple[str, ...]:
-        return tuple(name for site, shape in self.shapes.items() for name in element_names(site, shape))
+        return tuple(
+            name for site, shape in self.shapes.items() for name in element_names(site, shape)
+        )
 
     def logdensity(self, draw: Array, discrete: dict[str, Array] | None = None) -> Array:
-        """Return the log density of one unconstrained draw (d,), log-Jacobian included, at values of discrete sites.
+        """Return the log density of one unconstrained draw (d,), log-Jacobian included, at values
+        of discrete sites.
 
-        E[g′(x) + g(x) ∂ₓ log p(x, k) | k] = 0 for every k, and so in the joint posterior of x and k too.
+        E[g′(x) + g(x) ∂ₓ log p(x, k) | k] = 0 for every k, and so in the joint posterior of x and k
+        too.
         """
         from numpyro.infer.util import potential_energy
 
@@ -71,39 +76,58 @@ class ProbedModel(NamedTuple):
         # In the order of the program: `ravel_pytree` sorts a dict by its keys.
         sizes = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = jnp.split(draw, sizes[:-1])
-        return {site: part.reshape(shape) for (site, shape), part in zip(self.shapes.items(), parts, strict=True)}
+        return {
+            site: part.reshape(shape)
+            for (site, shape), part in zip(self.shapes.items(), parts, strict=True)
+        }
 
     def sites_of(self, draw: Array) -> dict[str, Array]:
         """Return the constrained and deterministic sites of one unconstrained draw (d,)."""
         from numpyro.infer.util import constrain_fn
 
         # Deterministic sites come along: they are what people ask expectations of.
-        return constrain_fn(self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True)
+        return constrain_fn(
+            self.model, self.args, self.kwargs, self.unravel(draw), return_deterministic=True
+        )
 
     def constrain(self, draws: Float[np.ndarray, "*lead d"]) -> dict[str, np.ndarray]:
-        """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained draws."""
+        """Return the constrained and deterministic sites {site: (*lead, ...)} of unconstrained
+        draws."""
         flat = np.asarray(draws, np.float64).reshape(-1, draws.shape[-1])
         values = map_rows(self.sites_of, flat)
         order = [*self.sites, *(name for name in values if name not in self.sites)]
-        return {name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order}
+        return {
+            name: values[name].reshape(*draws.shape[:-1], *values[name].shape[1:]) for name in order
+        }
 
     def observed_nan(self) -> list[str]:
         """Return the observed sites of which some value is NaN."""
         from numpyro import handlers
 
         sites = handlers.trace(self.model).get_trace(*self.args, **self.kwargs)
-        observed = {name: site for name, site in sites.items() if site["type"] == "sample" and site["is_observed"]}
-        return [name for name, site in observed.items() if np.isnan(np.asarray(site["value"], np.float64)).any()]
+        observed = {
+            name: site
+            for name, site in sites.items()
+            if site["type"] == "sample" and site["is_observed"]
+        }
+        return [
+            name
+            for name, site in observed.items()
+            if np.isnan(np.asarray(site["value"], np.float64)).any()
+        ]
 
     def draws_of(self, tree: "xarray.DataTree") -> Float[np.ndarray, "c n d"]:
-        """Return the unconstrained draws of a trace: stored ones with the model's labels, else its sites."""
+        """Return the unconstrained draws of a trace: stored ones with the model's labels, else its
+        sites."""
         stored = stored_draws(self.where, tree)
         # Without equal labels stored draws may be of another order or another parameterisation.
         if stored is not None and stored[1] == self.names:
             return stored[0]
         return self.unconstrain(posterior_sites(self.where, tree))[0]
 
-    def unconstrain(self, samples: dict[str, np.ndarray]) -> tuple[Float[np.ndarray, "c n d"], tuple[str, ...]]:
+    def unconstrain(
+        self, samples: dict[str, np.ndarray]
+    ) -> tuple[Float[np.ndarray, "c n d"], tuple[str, ...]]:
         """Return the unconstrained draws and their labels from constrained sites (c, n, ...)."""
         from numpyro.infer.util import unconstrain_fn
 
@@ -128,8 +152,14 @@ class ProbedModel(NamedTuple):
                     "Pass the model and the arguments that were sampled.",
                 )
         first = samples[next(iter(self.sites))]
-        flat = {site: samples[site].astype(np.float64).reshape(-1, *shape) for site, shape in self.sites.items()}
-        discrete = {site: values.reshape(-1, *values.shape[2:]) for site, values in self.discrete_of(samples).items()}
+        flat = {
+            site: samples[site].astype(np.float64).reshape(-1, *shape)
+            for site, shape in self.sites.items()
+        }
+        discrete = {
+            site: values.reshape(-1, *values.shape[2:])
+            for site, values in self.discrete_of(samples).items()
+        }
 
         def one(row: tuple[dict[str, Array], dict[str, Array]]) -> Array:
             # A bound may depend on a discrete site: it takes its value from the same draw.
@@ -147,16 +177,26 @@ class ProbedModel(NamedTuple):
         for site, one in self.discrete.items():
             values, cure = samples[site], "Pass the trace of this model."
             if values.shape[2:] != one.shape:
-                expected = f"site `{site}` of shape (chain, draw{''.join(f', {size}' for size in one.shape)})"
+                expected = (
+                    f"site `{site}` of shape (chain, "
+                    f"draw{''.join(f', {size}' for size in one.shape)})"
+                )
                 raise InputError(self.where, expected, values.shape, cure)
-            if values.dtype.kind not in "iub" and not (values.dtype.kind == "f" and (values == np.rint(values)).all()):
+            if values.dtype.kind not in "iub" and not (
+                values.dtype.kind == "f" and (values == np.rint(values)).all()
+            ):
                 got = f"{values.dtype}s that are not"
-                raise InputError(self.where, f"whole numbers as draws of the discrete site `{site}`", got, cure)
+                raise InputError(
+                    self.where, f"whole numbers as draws of the discrete site `{site}`", got, cure
+                )
             found[site] = values.astype(one.dtype)
         return found
 
-    def _check_support(self, samples: dict[str, np.ndarray], draws: Float[np.ndarray, "c n d"]) -> None:
-        """Refuse finite values that have no unconstrained counterpart; NaN among them is left to the trace."""
+    def _check_support(
+        self, samples: dict[str, np.ndarray], draws: Float[np.ndarray, "c n d"]
+    ) -> None:
+        """Refuse finite values that have no unconstrained counterpart; NaN among them is left to
+        the trace."""
         ends = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = zip(self.shapes, np.split(~np.isfinite(draws), ends[:-1], axis=-1), strict=True)
         outside = {site: bad.any(axis=-1) for site, bad in parts if bad.any()}
@@ -167,7 +207,8 @@ class ProbedModel(NamedTuple):
 
 
 def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
-    """Refuse observed values that are no arrays, or of a shape that their distribution cannot have."""
+    """Refuse observed values that are no arrays, or of a shape that their distribution cannot
+    have."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of values outside the support, which sampling tells
@@ -178,12 +219,16 @@ def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:
         value, got, cure = site["value"], "", "Match their shapes."
         if not isinstance(value, jax.Array | np.ndarray | np.number | int | float):
             got, cure = f"a {type(value).__name__} of ", "Pass an array: jax.numpy.asarray(values)."
-        got += f"shape {np.shape(value)} for a {type(site['fn']).__name__} of shape {site['fn'].shape()}"
+        got += (
+            f"shape {np.shape(value)} for a {type(site['fn']).__name__} of shape "
+            f"{site['fn'].shape()}"
+        )
         raise InputError(where, f"observed values that fit the site `{name}`", got, cure) from error
 
 
 def dotted(name: str) -> str:
-    """Return the name of a site in a tree, which takes "/" for a path: NumPyro's `scope` and modules put it there."""
+    """Return the name of a site in a tree, which takes "/" for a path: NumPyro's `scope` and
+    modules put it there."""
     return name.replace("/", ".")
 
 
@@ -208,13 +253,16 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
                     raise InputError(where, 'names of sites that differ when "/" is "."', got, cure)
                 msg["name"] = new
             if msg.get("cond_indep_stack"):  # of plates, which are dims
-                msg["cond_indep_stack"] = [f._replace(name=dotted(f.name)) for f in msg["cond_indep_stack"]]
+                msg["cond_indep_stack"] = [
+                    f._replace(name=dotted(f.name)) for f in msg["cond_indep_stack"]
+                ]
 
     return Dotted(model)
 
 
 def _views(value: Any) -> Any:
-    """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and dicts."""
+    """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and
+    dicts."""
     # JAX remembers an array object in the precision in which it first met it; a view is a new
     # object with the same memory.
     if type(value) is np.ndarray:
@@ -237,17 +285,19 @@ def probe_model(
 ) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
 
-    Its arguments are views of those given: to JAX new arrays, in whatever precision it met the others (see
-    `in_either_precision`).
+    Its arguments are views of those given: to JAX new arrays, in whatever precision it met the
+    others (see `in_either_precision`).
 
     Parameters
     ----------
     where : the public function that error messages name.
     model, args, kwargs : a NumPyro program and its arguments.
-    only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None takes all.
-    dims : of every variable of the trace: no site may have their names, or one that cannot be saved.
-    drawn : the variables of a trace. Discrete sites are taken if they are among them, and not marked for enumeration;
-        others are refused, and None refuses all.
+    only : sites that were sampled by their gradient; others, as enumerated ones, are left out. None
+        takes all.
+    dims : of every variable of the trace: no site may have their names, or one that cannot be
+        saved.
+    drawn : the variables of a trace. Discrete sites are taken if they are among them, and not
+        marked for enumeration; others are refused, and None refuses all.
     """
     from numpyro import handlers
     from numpyro.distributions import Delta, Distribution, biject_to
@@ -264,7 +314,9 @@ def probe_model(
         inspect.signature(model).bind(*args, **kwargs)
     except TypeError as error:
         got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
-        raise InputError(where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data.") from error
+        raise InputError(
+            where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data."
+        ) from error
     args, kwargs = _views(args), _views(kwargs)
     # A fixed key: subsampling plates and `prng_key` must be the same at every evaluation of the
     # density.
@@ -281,21 +333,29 @@ def probe_model(
         for found in (sites, shapes, discrete, refused, fixed, kept, observed):
             found.clear()  # of an attempt in the other precision
         # Improper priors cannot be sampled; init_to_sample can start them.
-        trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(*args, **kwargs)
+        trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(
+            *args, **kwargs
+        )
         for name, site in trace.items():
             if site["type"] == "sample" and site["is_observed"]:
                 observed.append(name)
                 _check_fits(where, name, site)
             elif site["type"] in ("sample", "deterministic"):
                 kept[name] = jnp.shape(site["value"])
-            if site["type"] != "sample" or site["is_observed"] or (only is not None and name not in only):
+            if (
+                site["type"] != "sample"
+                or site["is_observed"]
+                or (only is not None and name not in only)
+            ):
                 continue
             if isinstance(site["fn"], Delta):
                 fixed.append(name)
                 continue
             if site["fn"].support.is_discrete:
                 if name in (drawn or ()) and site["infer"].get("enumerate") != "parallel":
-                    discrete[name] = jax.ShapeDtypeStruct(jnp.shape(site["value"]), jnp.result_type(site["value"]))
+                    discrete[name] = jax.ShapeDtypeStruct(
+                        jnp.shape(site["value"]), jnp.result_type(site["value"])
+                    )
                 else:
                     refused.append(name)
                 continue
@@ -315,14 +375,19 @@ def probe_model(
             expected += ", or draws of the discrete ones"
             got += " without draws, or marked for enumeration"
             cure = (
-                "Keep the draws of DiscreteHMCGibbs or MixedHMC; where the sampler sums these sites out, keep its"
+                "Keep the draws of DiscreteHMCGibbs or MixedHMC; where the sampler sums these "
+                "sites out, keep its"
                 ' scores with extra_fields=("z_grad",).'
             )
         raise InputError(where, expected, got, cure)
     if fixed:
         cure = "Write numpyro.deterministic for what has one value."
-        raise InputError(where, "latent sites that vary", f"Delta distributions of {', '.join(fixed)}", cure)
+        raise InputError(
+            where, "latent sites that vary", f"Delta distributions of {', '.join(fixed)}", cure
+        )
     if not sites:
         got = f"discrete {', '.join(discrete)} alone" if discrete else "none"
-        raise InputError(where, "a model with continuous latent sites", got, "Pass the model that was sampled.")
+        raise InputError(
+            where, "a model with continuous latent sites", got, "Pass the model that was sampled."
+        )
     return ProbedModel(where, seeded, args, kwargs, sites, shapes, discrete)

@@ -18,7 +18,12 @@ from mcmcpost.core.runtime import version_of
 from mcmcpost.trace import Trace, check_same_order, make_trace
 from mcmcpost.trees.convention import GROUP, posterior_sites, sample_dataset, with_trace
 from mcmcpost.trees.diagnostics import RowDensity, gate, gate_attrs
-from mcmcpost.trees.tables import STATISTICS, check_equal_lengths, posterior_tree, sampler_statistics
+from mcmcpost.trees.tables import (
+    STATISTICS,
+    check_equal_lengths,
+    posterior_tree,
+    sampler_statistics,
+)
 
 if TYPE_CHECKING:
     import pandas
@@ -28,24 +33,39 @@ if TYPE_CHECKING:
 _CURE = "Keep every parameter when sampling, and pass the model, with the data, that was sampled."
 
 
-def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity:
-    """Return the draws of `tree` and the density of a ``stan.model.Model``, by its ``log_prob`` and ``grad_log_prob``.
+def pystan_density(
+    where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool
+) -> RowDensity:
+    """Return the draws of `tree` and the density of a ``stan.model.Model``, by its ``log_prob`` and
+    ``grad_log_prob``.
 
-    PyStan answers each question through a server of its own, about ten milliseconds a draw. Coordinates are labelled by
-    the parameters where those are as many as the unconstrained ones, else ``unconstrained[i]``.
+    PyStan answers each question through a server of its own, about ten milliseconds a draw.
+    Coordinates are labelled by the parameters where those are as many as the unconstrained ones,
+    else ``unconstrained[i]``.
 
     Raises
     ------
-    ValueError : Stan cannot read its parameters from the draws; a `normalised` density is asked for.
+    ValueError : Stan cannot read its parameters from the draws; a `normalised` density is asked
+        for.
     """
     if normalised:
-        got, cure = "a model of PyStan, whose density drops them", "Compile the program with BridgeStan."
+        got, cure = (
+            "a model of PyStan, whose density drops them",
+            "Compile the program with BridgeStan.",
+        )
         raise InputError(where, "a density with all of its constants", got, cure)
     # Generated quantities are no parameters, and PyStan refuses names that it does not know.
-    sites = {name: site for name, site in posterior_sites(where, tree).items() if name in model.param_names}
+    sites = {
+        name: site
+        for name, site in posterior_sites(where, tree).items()
+        if name in model.param_names
+    }
     if not sites:
         raise InputError(
-            where, f"some of {', '.join(model.param_names)} among the draws", "none", "Pass the model's own trace."
+            where,
+            f"some of {', '.join(model.param_names)} among the draws",
+            "none",
+            "Pass the model's own trace.",
         )
     lead = next(iter(sites.values())).shape[:2]
     # CmdStan wrote six digits until 2.36: a simplex that sums to 1 + 1e-6 is refused by Stan, which
@@ -57,11 +77,15 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
 
     draws = _unconstrained(where, unconstrain, lead, sites)
     size = draws.shape[-1]
-    constrained = model.constrain_pars(draws[0, 0].tolist(), include_tparams=False, include_gqs=False)
+    constrained = model.constrain_pars(
+        draws[0, 0].tolist(), include_tparams=False, include_gqs=False
+    )
     labels = tuple(model.constrained_param_names[:size])
     # A simplex of k entries has k − 1 unconstrained values: constrained names would label the wrong
     # ones.
-    names = labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
+    names = (
+        labels if len(constrained) == size else tuple(f"unconstrained[{i}]" for i in range(size))
+    )
     return RowDensity(
         draws,
         names,
@@ -72,11 +96,15 @@ def pystan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalise
     )
 
 
-def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool) -> RowDensity:
-    """Return the draws of `tree` and the density of a ``bridgestan.StanModel``, with the log-Jacobian.
+def bridgestan_density(
+    where: str, tree: "xarray.DataTree", model: Any, *, normalised: bool
+) -> RowDensity:
+    """Return the draws of `tree` and the density of a ``bridgestan.StanModel``, with the
+    log-Jacobian.
 
-    A `normalised` one keeps the constants of the distributions, also of those after ``~``. Coordinates are labelled by
-    ``model.param_unc_names()``. A draw at which the program throws has no finite density.
+    A `normalised` one keeps the constants of the distributions, also of those after ``~``.
+    Coordinates are labelled by ``model.param_unc_names()``. A draw at which the program throws has
+    no finite density.
 
     Raises
     ------
@@ -90,11 +118,15 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
     flat = np.ascontiguousarray(theta.reshape(-1, theta.shape[-1]))
     used = {name.partition(".")[0] for name in model.param_names()}
     known = {name: site for name, site in sites.items() if name in used}
-    draws = _unconstrained(where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known)
+    draws = _unconstrained(
+        where, lambda i: model.param_unconstrain(flat[i]), theta.shape[:2], known
+    )
 
     def logdensity(row: np.ndarray) -> float:
         try:
-            return float(model.log_density(np.ascontiguousarray(row), propto=not normalised, jacobian=True))
+            return float(
+                model.log_density(np.ascontiguousarray(row), propto=not normalised, jacobian=True)
+            )
         # `reject()` and failed solves throw: for a sampler, too, such a point has no density.
         except RuntimeError:
             return -np.inf
@@ -104,19 +136,23 @@ def bridgestan_density(where: str, tree: "xarray.DataTree", model: Any, *, norma
         tuple(model.param_unc_names()),
         logdensity,
         # Constants have no gradient, and without them it is cheaper.
-        lambda row: model.log_density_gradient(np.ascontiguousarray(row), propto=True, jacobian=True)[1],
+        lambda row: model.log_density_gradient(
+            np.ascontiguousarray(row), propto=True, jacobian=True
+        )[1],
         {"bridgestan_version": version_of("bridgestan") or "unknown"},
     )
 
 
 def stan_model(path: Path, data: Path | None) -> Any:
-    """Return the ``bridgestan.StanModel`` of a Stan program and its data, a JSON file; it is compiled where needed.
+    """Return the ``bridgestan.StanModel`` of a Stan program and its data, a JSON file; it is
+    compiled where needed.
 
     Raises
     ------
     MissingPackageError : BridgeStan is not installed.
     FileNotFoundError : there is no such program, or no such data.
-    ValueError : BridgeStan's C++ sources or the compiler are missing, the program is not valid, or needs other data.
+    ValueError : BridgeStan's C++ sources or the compiler are missing, the program is not valid, or
+        needs other data.
     """
     where = f"Stan program {path}"
     for kind, file in (("program", path), ("JSON file of data", data)):
@@ -128,22 +164,29 @@ def stan_model(path: Path, data: Path | None) -> Any:
         import bridgestan
     except ImportError as error:
         cure = "Install it: pip install bridgestan; it also needs make and a C++ compiler."
-        raise MissingPackageError(where, "the package bridgestan, which computes its scores", "none", cure) from error
+        raise MissingPackageError(
+            where, "the package bridgestan, which computes its scores", "none", cure
+        ) from error
     # Only standard output, in which a command's own table or JSON stands.
-    with redirect_stdout(StringIO()):  # it says line by line that it downloads its sources, and could not
+    # it says line by line that it downloads its sources, and could not
+    with redirect_stdout(StringIO()):
         try:
             library = bridgestan.compile_model(path)
         except (OSError, ValueError, RuntimeError) as error:
             cure = (
-                "It needs make, a C++ compiler and BridgeStan's sources, which it downloads once; without the network,"
-                " set BRIDGESTAN to a copy of them."
+                "It needs make, a C++ compiler and BridgeStan's sources, which it downloads "
+                "once; without the network, set BRIDGESTAN to a copy of them."
             )
-            raise InputError(where, "a program that BridgeStan compiles", _cause(error), cure) from error
+            raise InputError(
+                where, "a program that BridgeStan compiles", _cause(error), cure
+            ) from error
         try:
             return bridgestan.StanModel(library, None if data is None else str(data), warn=False)
         except (OSError, ValueError, RuntimeError) as error:
             got = _cause(error) + ("" if data is not None else ", without data")
-            raise InputError(where, "the data of the program", got, "Give its JSON file: --data data.json.") from error
+            raise InputError(
+                where, "the data of the program", got, "Give its JSON file: --data data.json."
+            ) from error
 
 
 def _cause(error: Exception) -> str:
@@ -151,25 +194,40 @@ def _cause(error: Exception) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     # make prints the commands first: the first line that names a fault is the cause, later ones
     # follow from it.
-    telling = (line for line in lines if re.search(r"error|exception|not found|no such", line, re.IGNORECASE))
+    telling = (
+        line
+        for line in lines
+        if re.search(r"error|exception|not found|no such", line, re.IGNORECASE)
+    )
     return next(telling, lines[0] if lines else type(error).__name__)[:300].rstrip(".")
 
 
 _ROUNDED = 1e-4
-"""By how much the sum of a simplex, or the squares of a row, may be off one in a text file; Stan allows 1e-8."""
+"""By how much the sum of a simplex, or the squares of a row, may be off one in a text file; Stan
+allows 1e-8."""
 
 
 def _unrounded(values: np.ndarray) -> np.ndarray:
-    """Return draws (c, n, ...) of a text file with what has to be one made one: sums, diagonals, squares of rows.
+    """Return draws (c, n, ...) of a text file with what has to be one made one: sums, diagonals,
+    squares of rows.
 
-    Simplexes and the rows of Cholesky factors of correlations are scaled, and the diagonal of a correlation matrix is
-    set, where every draw has them to within rounding; other variables are returned as they are.
+    Simplexes and the rows of Cholesky factors of correlations are scaled, and the diagonal of a
+    correlation matrix is set, where every draw has them to within rounding; other variables are
+    returned as they are.
     """
     # Draws of full precision are never touched: what is off there is wrong, and not rounded.
-    if values.ndim < 3 or values.dtype.kind != "f" or not np.isfinite(values).all() or digits_of_text(values) is None:
+    if (
+        values.ndim < 3
+        or values.dtype.kind != "f"
+        or not np.isfinite(values).all()
+        or digits_of_text(values) is None
+    ):
         return values
     square = values.ndim > 3 and values.shape[-1] == values.shape[-2]
-    totals, norms = values.sum(axis=-1, keepdims=True), np.sqrt((values**2).sum(axis=-1, keepdims=True))
+    totals, norms = (
+        values.sum(axis=-1, keepdims=True),
+        np.sqrt((values**2).sum(axis=-1, keepdims=True)),
+    )
     diagonal = np.diagonal(values, axis1=-2, axis2=-1)
     # At every draw: a vector that adds up to one now and then is no simplex.
     if (values >= 0).all() and (np.abs(totals - 1) < _ROUNDED).all():
@@ -177,14 +235,20 @@ def _unrounded(values: np.ndarray) -> np.ndarray:
     if square and (np.abs(norms - 1) < _ROUNDED).all() and (np.triu(values, 1) == 0).all():
         return values / norms
     if square and (diagonal != 1).any() and (np.abs(diagonal - 1) < _ROUNDED).all():
-        return np.where(np.eye(values.shape[-1], dtype=bool), 1.0, (values + np.swapaxes(values, -1, -2)) / 2)
+        return np.where(
+            np.eye(values.shape[-1], dtype=bool), 1.0, (values + np.swapaxes(values, -1, -2)) / 2
+        )
     return values
 
 
 def _unconstrained(
-    where: str, unconstrain: Callable[[int], Any], lead: tuple[int, ...], sites: dict[str, np.ndarray]
+    where: str,
+    unconstrain: Callable[[int], Any],
+    lead: tuple[int, ...],
+    sites: dict[str, np.ndarray],
 ) -> np.ndarray:
-    """Return the unconstrained values (c, n, d) of every draw; name the first that has none, by chain and draw."""
+    """Return the unconstrained values (c, n, d) of every draw; name the first that has none, by
+    chain and draw."""
     rows = []
     for i in range(lead[0] * lead[1]):
         refused = ""
@@ -204,13 +268,17 @@ def _unconstrained(
         if ends:
             got = f"{' and '.join(ends)} with a correlation of exactly one or minus one at {got}"
         if ends or any(site.dtype.kind == "f" and digits_of_text(site) for site in sites.values()):
-            cure = f"Numbers of few digits are no longer inside: write the file with sig_figs=18. {_CURE}"
+            cure = (
+                "Numbers of few digits are no longer inside: write the file with sig_figs=18. "
+                f"{_CURE}"
+            )
         raise InputError(where, "the parameters of the Stan program among the draws", got, cure)
     return np.stack(rows).reshape(*lead, -1)
 
 
 def _on_an_end(value: np.ndarray) -> bool:
-    """Return whether a matrix (k, k) of correlations, or its Cholesky factor, has one of one or minus one."""
+    """Return whether a matrix (k, k) of correlations, or its Cholesky factor, has one of one or
+    minus one."""
     if value.ndim != 2 or value.shape[0] != value.shape[1]:
         return False
     matrix = value @ value.T if (np.triu(value, 1) == 0).all() else value
@@ -219,13 +287,16 @@ def _on_an_end(value: np.ndarray) -> bool:
 
 
 def _element(where: str, sites: dict[str, np.ndarray], name: str) -> np.ndarray:
-    """Return the draws (c, n) of one element, named ``theta.1.2`` and counted from one as in Stan."""
+    """Return the draws (c, n) of one element, named ``theta.1.2`` and counted from one as in
+    Stan."""
     site, *index = name.split(".")
     if site not in sites:
         raise InputError(where, f"`{site}` among the draws", ", ".join(sites), _CURE)
     # Stan counts from one.
     values, place = sites[site], tuple(int(i) - 1 for i in index)
-    if len(place) != values.ndim - 2 or any(i >= n for i, n in zip(place, values.shape[2:], strict=True)):
+    if len(place) != values.ndim - 2 or any(
+        i >= n for i, n in zip(place, values.shape[2:], strict=True)
+    ):
         raise InputError(where, f"`{site}` with an element {name}", values.shape, _CURE)
     key: tuple[Any, ...] = (slice(None), slice(None), *place)
     return values[key].astype(np.float64)
@@ -241,7 +312,8 @@ _SAME = 1e-5
 
 
 class _File(NamedTuple):
-    """Settings from the comments, the draws after warm-up, and the seconds that both took, where the file says so."""
+    """Settings from the comments, the draws after warm-up, and the seconds that both took, where
+    the file says so."""
 
     path: Path
     settings: dict[str, str]
@@ -255,39 +327,45 @@ def from_cmdstan(
     *,
     allow_bad_scores: bool = False,
 ) -> "xarray.DataTree":
-    """Return the tree of a CmdStan run that wrote ``output diagnostic_file=…``, after the score gate.
+    """Return the tree of a CmdStan run that wrote ``output diagnostic_file=…``, after the score
+    gate.
 
-    The diagnostic file of a chain holds, for every draw, the unconstrained parameters q, the momenta and the gradient
-    of the potential, ``g_NAME`` = −∂ log density/∂q, log-Jacobian included: the score is its negative and costs
-    nothing. CmdStanPy writes such files with ``save_latent_dynamics=True``.
+    The diagnostic file of a chain holds, for every draw, the unconstrained parameters q, the
+    momenta and the gradient of the potential, ``g_NAME`` = −∂ log density/∂q, log-Jacobian
+    included: the score is its negative and costs nothing. CmdStanPy writes such files with
+    ``save_latent_dynamics=True``.
 
     Parameters
     ----------
     diagnostics : the diagnostic file of each chain, one path or several.
-    outputs : the ordinary output files of the same chains in the same order: their constrained parameters, transformed
-        parameters and generated quantities become the posterior group. Without them that holds the unconstrained
-        parameters.
+    outputs : the ordinary output files of the same chains in the same order: their constrained
+        parameters, transformed parameters and generated quantities become the posterior group.
+        Without them that holds the unconstrained parameters.
     allow_bad_scores : keep scores that the gate would refuse.
 
     Returns
     -------
-    DataTree : groups `posterior` and `sample_stats`; warm-up that was saved is left out. Coordinates keep Stan's names,
-        as ``theta.1``. The attribute `sampling_time` is the elapsed time of the slowest chain, in seconds.
+    DataTree : groups `posterior` and `sample_stats`; warm-up that was saved is left out.
+        Coordinates keep Stan's names, as ``theta.1``. The attribute `sampling_time` is the elapsed
+        time of the slowest chain, in seconds.
 
     Raises
     ------
     FileNotFoundError : there is no such file.
-    ValueError : a file is not such a CSV, a chain is given twice, chains differ in length, parameters or their order,
-        or outputs are those of other draws.
+    ValueError : a file is not such a CSV, a chain is given twice, chains differ in length,
+        parameters or their order, or outputs are those of other draws.
     ScoreError : the scores fail the gate.
 
-    Source: CmdStan User's Guide, “Stan CSV file format”; stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
+    Source: CmdStan User's Guide, “Stan CSV file format”;
+    stan/mcmc/hmc/hamiltonians/base_hamiltonian.hpp for the sign.
     """
     check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
     chains = [_read(path) for path in _paths(diagnostics, "diagnostics")]
     given = None if outputs is None else [_read(path) for path in _paths(outputs, "outputs")]
     tree, trace = _scored(chains, given)
-    return with_trace(tree, trace, gate_attrs(gate(trace, allow_bad_scores)) | {"score_evaluations": "0"})
+    return with_trace(
+        tree, trace, gate_attrs(gate(trace, allow_bad_scores)) | {"score_evaluations": "0"}
+    )
 
 
 def is_cmdstan(path: Path) -> bool:
@@ -303,14 +381,19 @@ def is_cmdstan(path: Path) -> bool:
     # CmdStan writes a file for each chain; with a column of chains it is a table of another
     # program, which `read_csv` reads.
     chains = {"chain", ".chain", "chain__"} & set(columns)
-    return "lp__" in columns and not chains and any(c.startswith(("g_", "accept_stat__")) for c in columns)
+    return (
+        "lp__" in columns
+        and not chains
+        and any(c.startswith(("g_", "accept_stat__")) for c in columns)
+    )
 
 
 def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
     """Return the tree of CmdStan's files, each of one chain, which are told apart by their columns.
 
-    Without diagnostic files among them, those that the headers of the outputs name are looked for beside the outputs.
-    Where there are none, the tree has no scores, and `attach_scores` computes them. The score gate is not run.
+    Without diagnostic files among them, those that the headers of the outputs name are looked for
+    beside the outputs. Where there are none, the tree has no scores, and `attach_scores` computes
+    them. The score gate is not run.
 
     Raises
     ------
@@ -327,11 +410,17 @@ def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
             return _unscored(outputs)
         if lacking:
             expected, got = "a diagnostic file beside each output", f"none for {', '.join(lacking)}"
-            raise InputError(_WHERE, expected, got, "Give those of all chains too, or leave out what has none.")
+            raise InputError(
+                _WHERE, expected, got, "Give those of all chains too, or leave out what has none."
+            )
         diagnostics = [_read(path) for path in beside.values() if path is not None]
     elif len(outputs) == len(diagnostics):
-        # Of `--diagnostics diagnostic_*.csv` the shell leaves the first to the option, and the others come before it.
-        matched = [next((one for one in diagnostics if _same_draws(output, one)), None) for output in outputs]
+        # Of `--diagnostics diagnostic_*.csv` the shell leaves the first to the option, and the
+        # others come before it.
+        matched = [
+            next((one for one in diagnostics if _same_draws(output, one)), None)
+            for output in outputs
+        ]
         if len({id(one) for one in matched if one is not None}) == len(outputs):
             diagnostics = [one for one in matched if one is not None]
     tree, trace = _scored(diagnostics, outputs or None)
@@ -350,14 +439,17 @@ _NUMBERED = re.compile(r"(?P<name>.*?)(?P<number>([-_]\d+)?)")
 def _diagnostic_beside(output: "_File") -> Path | None:
     """Return the diagnostic file of an output, in the same folder; None where there is none.
 
-    CmdStan puts the number of a chain after both of the names that it was given, and its header keeps the names alone.
-    Files that were renamed are found by their number, or where one is called output and the other diagnostic, and as
-    CmdStanPy names them: model_1.csv and model-diagnostic_1.csv. Whether the draws are the same is tested later.
+    CmdStan puts the number of a chain after both of the names that it was given, and its header
+    keeps the names alone. Files that were renamed are found by their number, or where one is called
+    output and the other diagnostic, and as CmdStanPy names them: model_1.csv and
+    model-diagnostic_1.csv. Whether the draws are the same is tested later.
     """
     stem = output.path.stem
     # The header of output_3.csv says output.csv and diagnostic.csv: both names lack the number of
     # the chain.
-    written, recorded = (Path(output.settings.get(key, "")).stem for key in ("file", "diagnostic_file"))
+    written, recorded = (
+        Path(output.settings.get(key, "")).stem for key in ("file", "diagnostic_file")
+    )
     match = _NUMBERED.fullmatch(stem)
     assert match is not None  # every text does
     name, number = match["name"], match["number"]
@@ -371,17 +463,23 @@ def _diagnostic_beside(output: "_File") -> Path | None:
     return next((place for place in places if place != output.path and is_cmdstan(place)), None)
 
 
-def _scored(diagnostics: list["_File"], outputs: list["_File"] | None) -> "tuple[xarray.DataTree, Trace]":
+def _scored(
+    diagnostics: list["_File"], outputs: list["_File"] | None
+) -> "tuple[xarray.DataTree, Trace]":
     """Return the tree of chains, and their unconstrained draws and scores."""
     # Columns p_NAME are momenta. A parameter that is itself called g_x has a column g_g_x.
-    names = [tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_")) for chain in diagnostics]
+    names = [
+        tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_"))
+        for chain in diagnostics
+    ]
     for chain, own in zip(diagnostics, names, strict=True):
         if not own or not set(own) <= set(chain.table.columns):
             raise InputError(
                 _WHERE,
                 f"columns g_NAME, the gradients, beside NAME in {chain.path}",
                 ", ".join(map(str, chain.table.columns[:12])) or "none",
-                "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with save_latent_dynamics=True.",
+                "Run CmdStan with `output diagnostic_file=…`, CmdStanPy with "
+                "save_latent_dynamics=True.",
             )
     _check_chains(diagnostics, names)
     columns = _stack(diagnostics)
@@ -391,7 +489,11 @@ def _scored(diagnostics: list["_File"], outputs: list["_File"] | None) -> "tuple
         for sign, prefix in ((1, ""), (-1, "g_"))
     )
     trace = make_trace(draws, scores, names[0])
-    values = {name: columns[name] for name in names[0]} if outputs is None else _values(outputs, diagnostics)
+    values = (
+        {name: columns[name] for name in names[0]}
+        if outputs is None
+        else _values(outputs, diagnostics)
+    )
     return _tree(values, columns, diagnostics), trace
 
 
@@ -409,16 +511,23 @@ def _quantities(chain: "_File") -> tuple[str, ...]:
     return tuple(name for name in chain.table.columns if name not in STATISTICS)
 
 
-def _tree(values: dict[str, np.ndarray], statistics: dict[str, np.ndarray], chains: list["_File"]) -> "xarray.DataTree":
-    """Return a tree of values and statistics (c, n), with what the headers of the chains record of their run."""
+def _tree(
+    values: dict[str, np.ndarray], statistics: dict[str, np.ndarray], chains: list["_File"]
+) -> "xarray.DataTree":
+    """Return a tree of values and statistics (c, n), with what the headers of the chains record of
+    their run."""
     import xarray
 
     tree = posterior_tree(values)
     tree[GROUP] = xarray.DataTree(sample_dataset(sampler_statistics(statistics)))
     settings = chains[0].settings
-    release = ".".join(settings.get(f"stan_version_{part}", "?") for part in ("major", "minor", "patch"))
+    release = ".".join(
+        settings.get(f"stan_version_{part}", "?") for part in ("major", "minor", "patch")
+    )
     tree[GROUP].attrs |= {"stan_version": release, "stan_model": settings.get("model", "unknown")}
-    tree.attrs |= {name: int(settings[name]) for name in _RECORDED if settings.get(name, "").isdigit()}
+    tree.attrs |= {
+        name: int(settings[name]) for name in _RECORDED if settings.get(name, "").isdigit()
+    }
     times = [chain.seconds for chain in chains if chain.seconds is not None]
     if len(times) == len(chains):
         # Chains run side by side: the slowest one is what a person waits for.
@@ -428,9 +537,14 @@ def _tree(values: dict[str, np.ndarray], statistics: dict[str, np.ndarray], chai
 
 def _paths(given: Any, name: str) -> list[Path]:
     check_kind(_WHERE, name, given, (str, os.PathLike, Iterable), "Give the file of each chain.")
-    paths = [as_path(_WHERE, path) for path in ([given] if isinstance(given, str | os.PathLike) else given)]
+    paths = [
+        as_path(_WHERE, path)
+        for path in ([given] if isinstance(given, str | os.PathLike) else given)
+    ]
     if not paths:
-        raise InputError(_WHERE, f"at least one file in `{name}`", "none", "Give the file of each chain.")
+        raise InputError(
+            _WHERE, f"at least one file in `{name}`", "none", "Give the file of each chain."
+        )
     return paths
 
 
@@ -444,22 +558,38 @@ def _read(path: Path) -> _File:
         # Comments stand between warm-up and draws and at the end too, where the seconds are.
         table = pandas.read_csv(path, comment="#", compression=None)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
-        raise InputError(_WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file.") from error
-    settings = dict(re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE))
+        raise InputError(
+            _WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file."
+        ) from error
+    settings = dict(
+        re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE)
+    )
     if "lp__" not in table:
-        raise InputError(_WHERE, f"a column lp__ in {path}", ", ".join(map(str, table.columns[:8])), "Give CmdStan's.")
+        raise InputError(
+            _WHERE,
+            f"a column lp__ in {path}",
+            ", ".join(map(str, table.columns[:8])),
+            "Give CmdStan's.",
+        )
     last = text.rsplit("\n", 1)[-1]
     cut = bool(last) and not last.startswith("#")  # the last number may have lost digits
-    if cut or table.isna().to_numpy().any() or any(values.dtype.kind not in "fi" for _, values in table.items()):
+    if (
+        cut
+        or table.isna().to_numpy().any()
+        or any(values.dtype.kind not in "fi" for _, values in table.items())
+    ):
         raise InputError(
             _WHERE,
             f"complete rows of numbers in {path}",
             "a last line without an end" if cut else "some that are not",
             "The run was cut: run it again.",
         )
-    if not np.array_equal(table.index, np.arange(len(table))):  # pandas takes what is left over for labels
+    # pandas takes what is left over for labels
+    if not np.array_equal(table.index, np.arange(len(table))):
         got = f"one more than the {len(table.columns)} names"
-        raise InputError(_WHERE, f"as many values as columns in {path}", got, "Give CmdStan's own file.")
+        raise InputError(
+            _WHERE, f"as many values as columns in {path}", got, "Give CmdStan's own file."
+        )
     if (method := settings.get("method", "sample")) != "sample":
         cure = "Approximations have no Monte Carlo error: run CmdStan with method=sample."
         raise InputError(_WHERE, f"draws of MCMC in {path}", f"method = {method}", cure)
@@ -467,11 +597,15 @@ def _read(path: Path) -> _File:
         warmup, thin = settings.get("num_warmup", ""), settings.get("thin", "1")
         if not (warmup.isdigit() and thin.isdigit() and int(thin)):
             got, cure = f"num_warmup = {warmup}, thin = {thin}", "Give CmdStan's own file."
-            raise InputError(_WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure)
+            raise InputError(
+                _WHERE, f"settings num_warmup and thin in the comments of {path}", got, cure
+            )
         # Warm-up is thinned as well: num_warmup counts iterations and not rows.
         table = table.iloc[-(-int(warmup) // int(thin)) :]
     if table.empty:
-        raise InputError(_WHERE, f"draws after warm-up in {path}", "none", "The run was cut: run it again.")
+        raise InputError(
+            _WHERE, f"draws after warm-up in {path}", "none", "The run was cut: run it again."
+        )
     elapsed = re.search(r"^#\s+([\d.eE+-]+) seconds \(Total\)", text, flags=re.MULTILINE)
     return _File(path, settings, table, float(elapsed[1]) if elapsed else None)
 
@@ -483,7 +617,10 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
     for path, own in labels.items():
         if own != names[0]:
             raise InputError(
-                _WHERE, f"the parameters {', '.join(names[0])} in {path}", ", ".join(own), "Give one run's files."
+                _WHERE,
+                f"the parameters {', '.join(names[0])} in {path}",
+                ", ".join(own),
+                "Give one run's files.",
             )
     # A chain that is given twice, under one path or as a copy.
     # Both are wrong alike: the draws would count twice.
@@ -495,19 +632,26 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
 
 def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
     """Return the columns (c, n) that all chains have."""
-    shared = [name for name in chains[0].table.columns if all(name in chain.table for chain in chains)]
-    return {name: np.stack([chain.table[name].to_numpy(np.float64) for chain in chains]) for name in shared}
+    shared = [
+        name for name in chains[0].table.columns if all(name in chain.table for chain in chains)
+    ]
+    return {
+        name: np.stack([chain.table[name].to_numpy(np.float64) for chain in chains])
+        for name in shared
+    }
 
 
 def _same_draws(output: _File, diagnostic: _File) -> bool:
-    """Return whether two files of one chain have the same log densities, to the digits of either."""
+    """Return whether two files of one chain have the same log densities, to the digits of
+    either."""
     # Files are paired by their order, and nothing else in them says which chain they are of.
     one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
     return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-4, atol=1e-4))
 
 
 def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarray]:
-    """Return the quantities (c, n) of the outputs of chains, after checking that they are of the diagnostic files."""
+    """Return the quantities (c, n) of the outputs of chains, after checking that they are of the
+    diagnostic files."""
     if len(chains) != len(diagnostics):
         raise InputError(
             _WHERE,
@@ -523,9 +667,13 @@ def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarr
                 "another lp__",
                 "Give the outputs in the order of the diagnostic files.",
             )
-        # Densities of draws alike at −12,346 in six digits: an unbounded parameter is itself in both files.
+        # Densities of draws alike at −12,346 in six digits: an unbounded parameter is itself in
+        # both files.
         for name in output.table.columns.intersection(diagnostic.table.columns):
-            one, other = output.table[name].to_numpy(np.float64), diagnostic.table[name].to_numpy(np.float64)
+            one, other = (
+                output.table[name].to_numpy(np.float64),
+                diagnostic.table[name].to_numpy(np.float64),
+            )
             tolerance = _SAME * np.abs(one).max(initial=0.0)
             same = np.abs(one - other) <= tolerance
             # Equal once sorted: the same draws in another order. A constrained parameter has other

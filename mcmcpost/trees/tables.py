@@ -27,8 +27,9 @@ _BRACKETS = re.compile(r"(?P<name>[^\[]+)\[(?P<index>\d+(?:, ?\d+)*)\]")
 def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return arrays (c, n, ...) from columns (c, n) that are named by element.
 
-    ``theta.1.2``, as Stan writes it, and ``theta[0, 1]`` or ``theta[1,2]`` are elements of `theta`, counted from one or
-    from zero. Where they do not fill an array, every column stays a scalar by its own name.
+    ``theta.1.2``, as Stan writes it, and ``theta[0, 1]`` or ``theta[1,2]`` are elements of `theta`,
+    counted from one or from zero. Where they do not fill an array, every column stays a scalar by
+    its own name.
     """
     # By the indices in the names and not by position: programs write elements in row or column
     # order.
@@ -36,16 +37,24 @@ def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     for column in columns:
         match = _STAN.fullmatch(column) or _BRACKETS.fullmatch(column)
         name, index = (
-            (column, ()) if match is None else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
+            (column, ())
+            if match is None
+            else (match["name"], tuple(map(int, re.split(r"\.|, ?", match["index"]))))
         )
         # theta.1 and theta[1] are one element, and one would replace the other.
         same = groups.setdefault(name, {}).setdefault(index, column)
         if same != column:
-            raise InputError("Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out.")
+            raise InputError(
+                "Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out."
+            )
     found: dict[str, np.ndarray] = {}
     for name, elements in groups.items():
         array = _array({index: columns[column] for index, column in elements.items()})
-        found |= {column: columns[column] for column in elements.values()} if array is None else {name: array}
+        found |= (
+            {column: columns[column] for column in elements.values()}
+            if array is None
+            else {name: array}
+        )
     return found
 
 
@@ -74,7 +83,8 @@ def _array(elements: dict[tuple[int, ...], np.ndarray]) -> np.ndarray | None:
 
 
 def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
-    """Return a tree whose posterior group holds the columns (c, n), elements put together under their numbers."""
+    """Return a tree whose posterior group holds the columns (c, n), elements put together under
+    their numbers."""
     import xarray
 
     dataset = sample_dataset(variables(columns))
@@ -86,10 +96,13 @@ def posterior_tree(columns: Mapping[str, np.ndarray]) -> "xarray.DataTree":
 
 
 def _from_one(columns: Iterable[str]) -> list[str]:
-    """Return the names of the arrays whose elements are counted from one in brackets, as ``theta[1]``, ``theta[2]``."""
+    """Return the names of the arrays whose elements are counted from one in brackets, as
+    ``theta[1]``, ``theta[2]``."""
     least: dict[str, int] = {}
     for match in filter(None, map(_BRACKETS.fullmatch, columns)):
-        least[match["name"]] = min(least.get(match["name"], 1), *map(int, match["index"].split(",")))
+        least[match["name"]] = min(
+            least.get(match["name"], 1), *map(int, match["index"].split(","))
+        )
     return [name for name, first in least.items() if first == 1]
 
 
@@ -112,7 +125,8 @@ STATISTICS = {
 
 
 def sampler_statistics(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return those of the columns (c, n) that are statistics of Stan's sampler, under ArviZ's names."""
+    """Return those of the columns (c, n) that are statistics of Stan's sampler, under ArviZ's
+    names."""
     found = {name: columns[column] for column, name in STATISTICS.items() if column in columns}
     # CmdStan writes 0 and 1; ArviZ's schema has booleans.
     if "diverging" in found:
@@ -127,31 +141,40 @@ _WHERE = "load_tree"
 _CHAIN = ("chain", ".chain", "chain__")
 
 _DRAW = ("draw", ".draw", "draw__", ".iteration", "iter__")
-"""Names of programs; where there are two the later is taken, since those of R and CmdStanPy count over all chains."""
+"""Names of programs; where there are two the later is taken, since those of R and CmdStanPy count
+over all chains."""
 
 
 def read_csv(path: Path) -> "xarray.DataTree":
     """Return the tree of a table with one row for each draw.
 
-    Columns `chain` and `draw` (or ``.chain`` and ``.draw``, ``chain__`` and ``iter__``) say which draw it is; without
-    them the rows are one chain in order. ``gradient_NAME`` is the score of the unconstrained parameter NAME, which must
-    be a column too. Every column that is no gradient is a variable of the posterior group; ``theta[0]``, ``theta[1]``,
-    or ``theta.1``, are one array.
+    Columns `chain` and `draw` (or ``.chain`` and ``.draw``, ``chain__`` and ``iter__``) say which
+    draw it is; without them the rows are one chain in order. ``gradient_NAME`` is the score of the
+    unconstrained parameter NAME, which must be a column too. Every column that is no gradient is a
+    variable of the posterior group; ``theta[0]``, ``theta[1]``, or ``theta.1``, are one array.
     `log_weight` holds the logarithms of the weights of weighted draws.
 
     Raises
     ------
-    ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or chains differ in length.
+    ValueError : a value is not a number, a gradient has no parameter, a draw occurs twice, or
+        chains differ in length.
     """
     import xarray
 
     # Names are compared in lower case: R writes .chain, other programs Chain.
     table = _numbers(path)
     known = {str(column).lower(): str(column) for column in table}
-    place = {name: known[own] for name, names in (("chain", _CHAIN), ("draw", _DRAW)) for own in names if own in known}
+    place = {
+        name: known[own]
+        for name, names in (("chain", _CHAIN), ("draw", _DRAW))
+        for own in names
+        if own in known
+    }
     chains = _chains(path, table, place)
     kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
-    columns = {name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept}
+    columns = {
+        name: np.stack([chain[name].to_numpy(np.float64) for chain in chains]) for name in kept
+    }
     # Weights are no quantity of the posterior.
     stats = {name: columns.pop(name) for name in (LOG_WEIGHT, NUM_LIVE) if name in columns}
     if "accept_stat__" in columns:  # draws_pd() of CmdStanPy; lp__ alone is a quantity like others
@@ -169,40 +192,63 @@ def read_csv(path: Path) -> "xarray.DataTree":
             f"none for {', '.join(orphans)}" if orphans else "none at all",
             "Write the unconstrained parameters beside their gradients, under the same names.",
         )
-    tree = posterior_tree({name: values for name, values in columns.items() if name not in gradients})
+    tree = posterior_tree(
+        {name: values for name, values in columns.items() if name not in gradients}
+    )
     if stats:
         tree[GROUP] = xarray.DataTree(sample_dataset(stats))
     if not gradients:
         return tree
-    draws, scores = (np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients))
+    draws, scores = (
+        np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients)
+    )
     trace = make_trace(draws, scores, tuple(names))
     _refuse_parts(path, names, columns)
-    _tell_of_parameters(path, {name: columns[name] for name in kept if name not in (*names, *gradients)}, trace)
+    _tell_of_parameters(
+        path, {name: columns[name] for name in kept if name not in (*names, *gradients)}, trace
+    )
     return with_trace(tree, trace, {})
 
 
 def _refuse_parts(path: Path, names: Sequence[str], columns: Mapping[str, np.ndarray]) -> None:
     """Refuse an array of which some elements have a gradient and others have none."""
     parents = {_parent(name) for name in names}
-    bare = [name for name in columns if not name.startswith(PREFIX) and name not in names and _parent(name) in parents]
+    bare = [
+        name
+        for name in columns
+        if not name.startswith(PREFIX) and name not in names and _parent(name) in parents
+    ]
     if bare:
         cure = "Write the gradient of every element, or of none."
-        raise InputError(_WHERE, f"a column {PREFIX}{bare[0]} in {path}", f"none for {', '.join(bare)}", cure)
+        raise InputError(
+            _WHERE, f"a column {PREFIX}{bare[0]} in {path}", f"none for {', '.join(bare)}", cure
+        )
 
 
 ENOUGH = 100
 """Draws from which a column is suspected."""
 
 APART = 4.0
-"""|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the others the mean is
-−E[∇g]."""
+"""|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the
+others the mean is −E[∇g]."""
 
-NO_PARAMETERS = ("lp__", "lp", "logp", "log_density", "log_posterior", "log_prior", "log_likelihood", "energy__")
-"""Columns that pass, as a log density b does because E[(b − b̄)s] = −E[s] = 0, and are no parameters."""
+NO_PARAMETERS = (
+    "lp__",
+    "lp",
+    "logp",
+    "log_density",
+    "log_posterior",
+    "log_prior",
+    "log_likelihood",
+    "energy__",
+)
+"""Columns that pass, as a log density b does because E[(b − b̄)s] = −E[s] = 0, and are no
+parameters."""
 
 
 def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trace) -> None:
-    """Warn of columns without a gradient that look like parameters: what varies and is no function of the others."""
+    """Warn of columns without a gradient that look like parameters: what varies and is no function
+    of the others."""
     found = []
     for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
         if name in NO_PARAMETERS:
@@ -216,8 +262,9 @@ def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trac
             found.append(name)
     if found:
         warn(
-            f"{_WHERE}: {', '.join(found)} in {path} without a column {PREFIX}NAME: taken for a quantity, but it looks"
-            " like a parameter. Add the gradients of all parameters: gains are smaller without."
+            f"{_WHERE}: {', '.join(found)} in {path} without a column {PREFIX}NAME: taken for "
+            "a quantity, but it looks like a parameter. Add the gradients of all parameters: "
+            "gains are smaller without."
         )
 
 
@@ -226,7 +273,12 @@ def _numbers(path: Path) -> "pandas.DataFrame":
 
     try:
         table = pandas.read_csv(path, comment="#", skipinitialspace=True)
-    except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError, IsADirectoryError) as error:
+    except (
+        pandas.errors.ParserError,
+        pandas.errors.EmptyDataError,
+        UnicodeDecodeError,
+        IsADirectoryError,
+    ) as error:
         raise InputError(
             _WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw."
         ) from error
@@ -236,7 +288,10 @@ def _numbers(path: Path) -> "pandas.DataFrame":
         table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
     # Its gradients are of the potential: taken as scores they have the wrong sign.
     if "lp__" in table and any(f"g_{name}" in table for name in table):
-        got, cure = f"those of CmdStan's diagnostic files in {path}", "Give CmdStan's own files, one a chain."
+        got, cure = (
+            f"those of CmdStan's diagnostic files in {path}",
+            "Give CmdStan's own files, one a chain.",
+        )
         raise InputError(_WHERE, f"gradients in columns {PREFIX}NAME", got, cure)
     bad = [str(name) for name, values in table.items() if values.dtype.kind not in "fiub"]
     if bad or table.empty:
@@ -250,9 +305,11 @@ def _numbers(path: Path) -> "pandas.DataFrame":
 
 
 def _check_header(path: Path, table: "pandas.DataFrame") -> None:
-    """Refuse a table whose columns are not each named once, or whose rows are longer than its header.
+    """Refuse a table whose columns are not each named once, or whose rows are longer than its
+    header.
 
-    pandas takes the first values of longer rows for labels: they are where they number the rows, as R writes them.
+    pandas takes the first values of longer rows for labels: they are where they number the rows, as
+    R writes them.
     """
     import pandas
 
@@ -261,20 +318,36 @@ def _check_header(path: Path, table: "pandas.DataFrame") -> None:
     # shift all.
     numbered = any(np.array_equal(table.index, rows + first) for first in (0, 1))
     if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns))):
-        got = f"rows of {len(table.columns) + table.index.nlevels} values under {len(table.columns)} names"
+        got = (
+            f"rows of {len(table.columns) + table.index.nlevels} values under "
+            f"{len(table.columns)} names"
+        )
         raise InputError(_WHERE, f"as many values as columns in {path}", got, "Name every column.")
     # Read again as text: pandas renames the second x to x.1, which looks like an element of an
     # array.
-    names = pandas.read_csv(path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str).iloc[0]
+    names = pandas.read_csv(
+        path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str
+    ).iloc[0]
     twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
     if twice:
-        raise InputError(_WHERE, f"every column once in {path}", f"{', '.join(twice)} twice", "Leave one out.")
+        raise InputError(
+            _WHERE, f"every column once in {path}", f"{', '.join(twice)} twice", "Leave one out."
+        )
     if names[1:].isna().any():
         got = f"none for number {int(np.argmax(names[1:].isna())) + 2}"
-        raise InputError(_WHERE, f"a name for every column in {path}", got, "Name it, or leave it out.")
-    if all(_is_number(name) for name in names.dropna()) and list(names) != [str(i) for i in range(len(names))]:
+        raise InputError(
+            _WHERE, f"a name for every column in {path}", got, "Name it, or leave it out."
+        )
+    if all(_is_number(name) for name in names.dropna()) and list(names) != [
+        str(i) for i in range(len(names))
+    ]:
         got = ", ".join(map(str, names[:4]))  # numbers from zero are the names that pandas gives
-        raise InputError(_WHERE, f"names in the first line of {path}", got, "Write the names of the columns above.")
+        raise InputError(
+            _WHERE,
+            f"names in the first line of {path}",
+            got,
+            "Write the names of the columns above.",
+        )
 
 
 def _is_longer(path: Path, width: int) -> bool:
@@ -292,13 +365,26 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _chains(path: Path, table: "pandas.DataFrame", place: dict[str, str]) -> "list[pandas.DataFrame]":
+def _chains(
+    path: Path, table: "pandas.DataFrame", place: dict[str, str]
+) -> "list[pandas.DataFrame]":
     for name, column in place.items():
         if not np.equal(np.mod(table[column], 1), 0).all():
-            raise InputError(_WHERE, f"whole numbers in `{name}` of {path}", "others", "Number chains and draws.")
+            raise InputError(
+                _WHERE, f"whole numbers in `{name}` of {path}", "others", "Number chains and draws."
+            )
     if place and table.duplicated(list(place.values())).any() and "draw" in place:
-        twice = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0].to_dict()
-        raise InputError(_WHERE, f"every draw once in {path}", f"{twice} twice", "Number the draws of each chain.")
+        twice = (
+            table.loc[table.duplicated(list(place.values())), list(place.values())]
+            .iloc[0]
+            .to_dict()
+        )
+        raise InputError(
+            _WHERE,
+            f"every draw once in {path}",
+            f"{twice} twice",
+            "Number the draws of each chain.",
+        )
     if "draw" in place:
         # Rows may be sorted by value; folds and autocorrelations need the order of the chain.
         table = table.sort_values(place["draw"], kind="stable")

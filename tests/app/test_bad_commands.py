@@ -1,4 +1,5 @@
-"""Commands that cannot be done: each ends with code 2 and words about what was wrong, before any work."""
+"""Commands that cannot be done: each ends with code 2 and words about what was wrong, before any
+work."""
 
 import numpy as np
 import pytest
@@ -183,7 +184,9 @@ USAGE = [
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("command", "words"), REFUSED, ids=[command.replace("@/", "") for command, _ in REFUSED])
+@pytest.mark.parametrize(
+    ("command", "words"), REFUSED, ids=[command.replace("@/", "") for command, _ in REFUSED]
+)
 def test_one_line(run, folder, command, words):
     done = run(*command.replace("@", str(folder)).split())
     *warnings, last = done.err.splitlines()
@@ -193,7 +196,9 @@ def test_one_line(run, folder, command, words):
     assert all(line.startswith("mcmcpost: warning: R-hat") for line in warnings)
 
 
-@pytest.mark.parametrize(("command", "words"), USAGE, ids=[command.replace("@/", "") for command, _ in USAGE])
+@pytest.mark.parametrize(
+    ("command", "words"), USAGE, ids=[command.replace("@/", "") for command, _ in USAGE]
+)
 def test_usage(run, folder, command, words):
     assert refused(run(*command.replace("@", str(folder)).split()), words, "--help.")
 

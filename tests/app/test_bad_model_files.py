@@ -1,4 +1,5 @@
-"""Model files that cannot be sampled: each is refused in one line before the sampling, and no draw is lost after it."""
+"""Model files that cannot be sampled: each is refused in one line before the sampling, and no draw
+is lost after it."""
 
 from pathlib import Path
 
@@ -111,13 +112,16 @@ def write(tmp_path):
 def not_sampled(monkeypatch):
     monkeypatch.setattr("numpyro.infer.MCMC.run", lambda *_, **__: pytest.fail("sampled first"))
     monkeypatch.setattr(
-        "mcmcpost.ladders.power_posteriors.sample_ladder", lambda *_, **__: pytest.fail("sampled first")
+        "mcmcpost.ladders.power_posteriors.sample_ladder",
+        lambda *_, **__: pytest.fail("sampled first"),
     )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("not_sampled")
-@pytest.mark.parametrize(("old", "new", "words"), [pytest.param(*case, id=label) for label, *case in BAD])
+@pytest.mark.parametrize(
+    ("old", "new", "words"), [pytest.param(*case, id=label) for label, *case in BAD]
+)
 def test_one_line_before_the_sampling(run, write, old, new, words):
     done = run("sample", write(old, new), "-o", "trace.nc")
     assert refused(done, words)
@@ -126,10 +130,20 @@ def test_one_line_before_the_sampling(run, write, old, new, words):
 
 @pytest.mark.slow
 def test_a_solve_that_fails_in_the_warm_up_is_one_line(run, write):
-    stiff = FAILS.replace("return -y", "return -jnp.exp(3.0 * x[0]) * y").replace("max_steps=4", "max_steps=30")
-    done = run("sample", write("    numpyro.deterministic", stiff + "    numpyro.deterministic"), "-o", "trace.nc")
+    stiff = FAILS.replace("return -y", "return -jnp.exp(3.0 * x[0]) * y").replace(
+        "max_steps=4", "max_steps=30"
+    )
+    done = run(
+        "sample",
+        write("    numpyro.deterministic", stiff + "    numpyro.deterministic"),
+        "-o",
+        "trace.nc",
+    )
     assert done.code == 2
-    assert "model.py: expected `model` to run at every point, got EquinoxRuntimeError: The max" in done.err
+    assert (
+        "model.py: expected `model` to run at every point, got EquinoxRuntimeError: The max"
+        in done.err
+    )
     assert "throw=False" in done.err
 
 
@@ -165,7 +179,9 @@ def test_what_is_asked_is_checked_before_the_sampling(run, write, asked, words):
 @pytest.mark.usefixtures("not_sampled")
 def test_every_model_file_is_checked_before_the_first_ladder(run, write):
     second = write('"x", dist', '"temperature", dist', name="second.py")
-    assert refused(run("evidence", write(), second), "second.py", "names other than chain, draw, temperature")
+    assert refused(
+        run("evidence", write(), second), "second.py", "names other than chain, draw, temperature"
+    )
 
 
 @pytest.mark.usefixtures("not_sampled")
@@ -179,7 +195,9 @@ def test_what_was_sampled_is_kept_where_the_rest_fails(run, write, monkeypatch, 
     tree = mp.from_arrays(draws, -draws, names=("x",))
     monkeypatch.setattr("mcmcpost.app.source.sample_model", lambda *_, **__: tree)
     with monkeypatch.context() as broken:
-        broken.setattr("mcmcpost.app.commands.Answers.expectation", lambda *_: np.ones(2) @ np.ones(3))
+        broken.setattr(
+            "mcmcpost.app.commands.Answers.expectation", lambda *_: np.ones(2) @ np.ones(3)
+        )
         with pytest.raises(ValueError, match="mismatch"):
             run("reduce", write(), "--method", "zv1")
     np.testing.assert_array_equal(mp.load_tree("model-draws.nc")["posterior"]["x"], draws[..., 0])

@@ -36,7 +36,8 @@ def quantities(draw):
     return {"square": draw["x"] ** 2}
 """
 SHORT = ["--warmup", "200", "--draws", "150", "--chains", "2"]
-QUICK = ["--method", "zv2"]  # the kernels of auto take a minute to compile; .ci/run runs auto on the main job
+# the kernels of auto take a minute to compile; .ci/run runs auto on the main job
+QUICK = ["--method", "zv2"]
 COLUMNS = ["mean", "sd", "mcse", "mean_cv", "mcse_cv", "gain", "method", "status"]
 
 
@@ -137,12 +138,18 @@ def test_intervals_are_printed_and_saved_with_their_errors(run, trace, kind):
     rows = {row["name"]: row for row in json.loads(done.out)["quantities"]}
     assert list(rows) == ["a", "a [0.5]", f"a [{title}_lb]", f"a [{title}_ub]"]
     for end, sign in (("lb", -1), ("ub", 1)):
-        assert abs(rows[f"a [{title}_{end}]"]["mean_cv"] - sign * 0.6744898) < 1e-6  # of N(0, 1), exact
+        # of N(0, 1), exact
+        assert abs(rows[f"a [{title}_{end}]"]["mean_cv"] - sign * 0.6744898) < 1e-6
         assert rows[f"a [{title}_{end}]"]["mcse_cv"] < 1e-3 < rows[f"a [{title}_{end}]"]["mcse"]
     kept = mcmcpost.load_tree("out.nc")
-    assert list(kept["control_variates_intervals"]["quantity"].values) == [f"a [{title}_lb]", f"a [{title}_ub]"]
+    assert list(kept["control_variates_intervals"]["quantity"].values) == [
+        f"a [{title}_lb]",
+        f"a [{title}_ub]",
+    ]
     assert run("reduce", "out.nc", *extra[:4], "-o", "new.nc").code == 0
-    assert not {"control_variates_quantiles", "control_variates_intervals"} & set(mcmcpost.load_tree("new.nc").children)
+    assert not {"control_variates_quantiles", "control_variates_intervals"} & set(
+        mcmcpost.load_tree("new.nc").children
+    )
     assert f"a [{title}_lb]  " in run("reduce", trace, *extra).out
 
 
@@ -153,7 +160,9 @@ def test_spreads_are_printed_and_saved(run, trace):
     rows = {row["name"]: row for row in json.loads(done.out)["quantities"]}
     assert list(rows) == ["a", "b[0]", "sd(a)", "sd(b[0])", "corr(a, b[0])"]
     # Degree two is exact for the moments of N(0, 1) × N(0, 1).
-    assert [rows[name]["mean_cv"] for name in list(rows)[2:]] == pytest.approx([1.0, 1.0, 0.0], abs=1e-9)
+    assert [rows[name]["mean_cv"] for name in list(rows)[2:]] == pytest.approx(
+        [1.0, 1.0, 0.0], abs=1e-9
+    )
     kept = mcmcpost.load_tree("out.nc")
     assert list(kept["control_variates_correlation"]["quantity"].values) == ["corr(a, b[0])"]
     assert run("reduce", "out.nc", *asked[:4], "-o", "new.nc").code == 0
@@ -161,12 +170,15 @@ def test_spreads_are_printed_and_saved(run, trace):
     assert "control_variates_sd" in kept
     assert "control_variates_correlation" not in kept
     assert "sd(a)  " in run("reduce", trace, *asked).out
-    assert refused(run("reduce", trace, "--var-names", "a", "--spread", "correlation"), "two integrands")
+    assert refused(
+        run("reduce", trace, "--var-names", "a", "--spread", "correlation"), "two integrands"
+    )
 
 
 @pytest.mark.slow
 def test_elpd_is_printed_in_total_and_saved_for_each_observation(run, rng):
-    # A flat prior and observations of precision 1 and 4: 1/p of the second has no variance under precision 5.
+    # A flat prior and observations of precision 1 and 4: 1/p of the second has no variance under
+    # precision 5.
     y, precision = np.array([0.5, -0.5]), np.array([1.0, 4.0])
     centre = (precision * y).sum() / 5
     mu = centre + rng.normal(size=(2, 500, 1)) / np.sqrt(5)
@@ -176,7 +188,12 @@ def test_elpd_is_printed_in_total_and_saved_for_each_observation(run, rng):
     mcmcpost.save_tree(tree, "with.nc")
     known = mcmcpost.elpd(tree)
     done = run("reduce", "with.nc", "--elpd", "y", "-o", "out.nc")
-    assert [line.split()[0] for line in done.out.splitlines()[1:]] == ["mu", "elpd_loo", "lppd", "p_loo"]
+    assert [line.split()[0] for line in done.out.splitlines()[1:]] == [
+        "mu",
+        "elpd_loo",
+        "lppd",
+        "p_loo",
+    ]
     assert "1 of 2 observations have a heavy tail: elpd_loo(y[1])" in done.err
     kept = mcmcpost.load_tree("out.nc")["control_variates_elpd"]
     assert list(kept["quantity"].values) == list(known.names)
@@ -190,7 +207,11 @@ def test_reduce_says_what_the_reduction_is_worth(run, trace):
     tree.attrs["sampling_time"] = 40.0
     mcmcpost.save_tree(tree, "timed.nc")
     done = run("reduce", "timed.nc", "--expect", "p=a > 0", "--method", "zv1")
-    assert re.search(r"note: .*4 × 200 (more )?draws .* 40 s.* This reduction took \S+ (s|min)\.$", done.err, re.M)
+    assert re.search(
+        r"note: .*4 × 200 (more )?draws .* 40 s.* This reduction took \S+ (s|min)\.$",
+        done.err,
+        re.M,
+    )
     assert "note" not in run("reduce", trace, "--method", "zv1").err
 
 
@@ -251,16 +272,30 @@ def test_scores_that_are_not_finite_serve_plain_means_only(run, tmp_path, rng):
     ("old", "new", "words"),
     [
         ('{"loc": loc}', '{"location": loc}', "arguments of `model(loc)`"),
-        ('{"loc": loc}', '{"loc": int("abc")}', "line 12: expected `data` to run, got ValueError: invalid literal"),
+        (
+            '{"loc": loc}',
+            '{"loc": int("abc")}',
+            "line 12: expected `data` to run, got ValueError: invalid literal",
+        ),
         ('{"loc": loc}', "open(loc)", "line 12: expected `data` to run"),
         ('draw["x"]', 'draw["z"]', "line 15: expected `quantities` to run, got KeyError: 'z'"),
         ('{"square": draw["x"] ** 2}', "None", "`quantities(draw)` to return a dict, got NoneType"),
         ("dist.Normal(loc, 2.0)", "dist.Poisson(loc)", "continuous latent sites, got discrete x"),
-        ("dist.Normal(loc, 2.0)", "dist.Norm(loc, 2.0)", "line 6: expected `model` to run, got AttributeError"),
-        ("import numpyro\n", "import numpyroo\n", "line 2: expected `<module>` to run, got ModuleNotFoundError"),
+        (
+            "dist.Normal(loc, 2.0)",
+            "dist.Norm(loc, 2.0)",
+            "line 6: expected `model` to run, got AttributeError",
+        ),
+        (
+            "import numpyro\n",
+            "import numpyroo\n",
+            "line 2: expected `<module>` to run, got ModuleNotFoundError",
+        ),
     ],
 )
-def test_a_mistake_in_a_model_file_is_one_line_before_sampling(run, model, monkeypatch, old, new, words):
+def test_a_mistake_in_a_model_file_is_one_line_before_sampling(
+    run, model, monkeypatch, old, new, words
+):
     monkeypatch.setattr("numpyro.infer.MCMC.run", lambda *_, **__: pytest.fail("sampled first"))
     assert old in GAUSSIAN
     model.write_text(GAUSSIAN.replace(old, new))
@@ -273,7 +308,8 @@ def test_chains_that_mix_slowly_are_noted(run, tmp_path, rng):
     mcmcpost.save_tree(tree, tmp_path / "slow.nc")
     done = run("reduce", tmp_path / "slow.nc", "--method", "plain")
     assert re.fullmatch(
-        r"mcmcpost: note: R-hat 1\.\d+ of x\[0\] is above 1\.02: the chains mix slowly\. .*\n", done.err
+        r"mcmcpost: note: R-hat 1\.\d+ of x\[0\] is above 1\.02: the chains mix slowly\. .*\n",
+        done.err,
     )
 
 
@@ -291,7 +327,9 @@ def test_unconverged_chains_are_reported_on_stderr(run, tmp_path, rng):
 
 @pytest.mark.parametrize("name", ["taken.nc", "taken.zarr"])
 def test_an_existing_output_is_refused_before_sampling(run, model, tmp_path, name, monkeypatch):
-    monkeypatch.setattr("mcmcpost.app.source.sample_posterior", lambda *_, **__: pytest.fail("sampled first"))
+    monkeypatch.setattr(
+        "mcmcpost.app.source.sample_posterior", lambda *_, **__: pytest.fail("sampled first")
+    )
     taken = tmp_path / name
     taken.mkdir() if taken.suffix == ".zarr" else taken.write_bytes(b"precious")
     assert refused(run("sample", model, "-o", taken), "which exists", "Nothing is overwritten")
@@ -303,7 +341,9 @@ def test_an_existing_output_is_refused_before_sampling(run, model, tmp_path, nam
 
 
 def test_what_a_model_file_raises_itself_is_in_its_own_words(run, model):
-    model.write_text(GAUSSIAN.replace('return {"loc": loc}', 'raise ValueError("Give another loc.")'))
+    model.write_text(
+        GAUSSIAN.replace('return {"loc": loc}', 'raise ValueError("Give another loc.")')
+    )
     said = run("sample", model, "-o", "trace.nc").err
     assert said == f"mcmcpost: error: Model file {model}, line 12: Give another loc.\n"
 
@@ -319,9 +359,20 @@ def test_variables_that_are_not_numbers_are_left_out(run, trace, tmp_path, comma
     }
     tree["posterior"] = tree["posterior"].to_dataset().assign(more)
     mcmcpost.save_tree(tree, tmp_path / "more.nc")
-    done = run(command[0], tmp_path / "more.nc", *command[1:], "--expect", "q=a + 1", "--method", "zv1", "--json")
+    done = run(
+        command[0],
+        tmp_path / "more.nc",
+        *command[1:],
+        "--expect",
+        "q=a + 1",
+        "--method",
+        "zv1",
+        "--json",
+    )
     assert done.code == 0
-    assert done.err.splitlines()[0].startswith("mcmcpost: warning: left out observed, label, date: not a number")
+    assert done.err.splitlines()[0].startswith(
+        "mcmcpost: warning: left out observed, label, date: not a number"
+    )
     assert [row["name"] for row in json.loads(done.out)["quantities"]] == ["a", "b[0]", "q"]
     with pytest.raises(TypeError, match="`label` to be a real number"):
         mcmcpost.expectation(tree, ["label"])
@@ -374,12 +425,16 @@ def test_the_program_from_another_directory(trace, tmp_path):
     environment = os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}
     program = Path(sys.executable).with_name("mcmcpost")
     command = [program, "reduce", str(trace), "--method", "zv2"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
     assert done.stdout.splitlines()[0].split() == COLUMNS
     module = [sys.executable, "-m", "mcmcpost", *command[1:-1], "no"]
-    bad = subprocess.run(module, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    bad = subprocess.run(
+        module, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert bad.returncode == 2
     assert bad.stderr.startswith("mcmcpost: error: Invalid value for '--method'")
 
@@ -418,7 +473,12 @@ def test_means_are_printed_to_the_digits_of_their_error(value, error, text):
 @pytest.mark.parametrize(
     ("value", "digits", "text"),
     [
-        *[(0.00123456, 2, "0.0012"), (1234.5, 3, "1234"), (3.14159, 3, "3.14"), (1e-7, 2, "1.0e-07")],
+        *[
+            (0.00123456, 2, "0.0012"),
+            (1234.5, 3, "1234"),
+            (3.14159, 3, "3.14"),
+            (1e-7, 2, "1.0e-07"),
+        ],
         *[(0.0, 2, "0"), (float("inf"), 2, "inf"), (5.1e9, 3, "5.10e+09")],
     ],
 )
@@ -452,9 +512,13 @@ def test_several_traces_are_reduced_as_one(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 2))
     paths = []
     for i, chains in enumerate((draws[:2], draws[2:])):
-        paths.append(mcmcpost.save_tree(mcmcpost.from_arrays(chains, -chains), tmp_path / f"{i}.nc"))
+        paths.append(
+            mcmcpost.save_tree(mcmcpost.from_arrays(chains, -chains), tmp_path / f"{i}.nc")
+        )
     whole = mcmcpost.save_tree(mcmcpost.from_arrays(draws, -draws), tmp_path / "whole.nc")
-    several, one = (run("reduce", *given, "--method", "zv1", "--json") for given in (paths, [whole]))
+    several, one = (
+        run("reduce", *given, "--method", "zv1", "--json") for given in (paths, [whole])
+    )
     assert several.code == 0
     assert json.loads(several.out) == json.loads(one.out)
 
@@ -463,17 +527,25 @@ def test_a_quantity_has_a_name_of_its_own(run, model, tmp_path, rng):
     draws = rng.normal(size=(2, 100, 4)) * [2.0, 1.0, 1.0, 1.0] + [1.0, 0.0, 0.0, 0.0]
     variables = {"x": draws[..., 0], "y": draws[..., 1:3], "square": draws[..., 3]}
     dims = ("chain", "draw", "i")
-    posterior = xarray.Dataset({name: (dims[: array.ndim], array) for name, array in variables.items()})
+    posterior = xarray.Dataset(
+        {name: (dims[: array.ndim], array) for name, array in variables.items()}
+    )
     tree = xarray.DataTree.from_dict({"posterior": posterior})
     mcmcpost.save_tree(tree, tmp_path / "taken.nc")
-    assert refused(run("reduce", tmp_path / "taken.nc", "--model", model, *QUICK), "no variable of the trace", "square")
+    assert refused(
+        run("reduce", tmp_path / "taken.nc", "--model", model, *QUICK),
+        "no variable of the trace",
+        "square",
+    )
 
 
 def test_a_filter_needs_names(run, trace):
     assert refused(run("reduce", trace, "--filter-vars", "like"), "names in --var-names")
 
 
-def test_names_with_a_comma_between_them_are_several_and_a_tilde_is_the_home(run, trace, monkeypatch):
+def test_names_with_a_comma_between_them_are_several_and_a_tilde_is_the_home(
+    run, trace, monkeypatch
+):
     monkeypatch.setenv("HOME", str(trace.parent))
     done = run("reduce", "~/exact.nc", *QUICK, "--var-names", "b[0],a", "-o", "~/out.nc")
     assert done.code == 0, done.err
@@ -491,4 +563,6 @@ def test_the_table_is_printed_before_the_output_is_written_and_its_name_is_teste
     done = run("reduce", trace, *QUICK, "-o", tmp_path / "out.nc")
     assert (done.code, done.out.count("zv2") or done.out.count("ZeroVariance")) == (2, 2)
     assert done.err == "mcmcpost: error: [Errno 28] No space left on device\n"
-    assert refused(run("reduce", trace, *QUICK, "-o", tmp_path / f"{'x' * 300}.nc"), "name too long")
+    assert refused(
+        run("reduce", trace, *QUICK, "-o", tmp_path / f"{'x' * 300}.nc"), "name too long"
+    )

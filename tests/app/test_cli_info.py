@@ -28,11 +28,18 @@ def test_a_trace(run, tmp_path, rng, name):
     dims = ("chain", "draw")
     diverging = np.zeros((4, 200), bool)
     diverging[1, :7] = True
-    tree["sample_stats"] = stats.assign(diverging=(dims, diverging), lp=(dims, -0.5 * (draws**2).sum(-1)))
+    tree["sample_stats"] = stats.assign(
+        diverging=(dims, diverging), lp=(dims, -0.5 * (draws**2).sum(-1))
+    )
     tree.attrs |= {"seed": 7, "model_file": "model.py"}
     path = mp.save_tree(tree, tmp_path / name)
     found = facts(run, path)
-    assert (found["kind"], found["chains"], found["draws"], found["temperatures"]) == ("trace", 4, 200, None)
+    assert (found["kind"], found["chains"], found["draws"], found["temperatures"]) == (
+        "trace",
+        4,
+        200,
+        None,
+    )
     stein = found["scores"].pop("stein")
     assert list(stein) == ["stein_z0", "stein_z1", "stein_z2"]
     assert all(worst["z"] < 5 and worst["parameter"] in ("a", "b") for worst in stein.values())
@@ -47,15 +54,24 @@ def test_a_trace(run, tmp_path, rng, name):
     lines = run("info", path).out.splitlines()
     assert "scores         of 2 parameters: pass" in lines
     assert "divergences    7" in lines
-    assert any(line.split() == ["posterior.a", "chain", "4,", "draw", "200", "float64"] for line in lines)
+    assert any(
+        line.split() == ["posterior.a", "chain", "4,", "draw", "200", "float64"] for line in lines
+    )
 
 
 @pytest.mark.slow
 def test_the_structure_that_the_labels_tell(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 23))
-    names = ["mu", *(f"z[{i}, {k}]" for i in range(7) for k in range(2)), *(f"w[{i}]" for i in range(8))]
+    names = [
+        "mu",
+        *(f"z[{i}, {k}]" for i in range(7) for k in range(2)),
+        *(f"w[{i}]" for i in range(8)),
+    ]
     path = mp.save_tree(mp.from_arrays(draws, -draws, names=names), tmp_path / "trace.nc")
-    assert facts(run, path)["structure"] == {"globals": 1, "blocks": {"z[:, 0]": 7, "z[:, 1]": 7, "w": 8}}
+    assert facts(run, path)["structure"] == {
+        "globals": 1,
+        "blocks": {"z[:, 0]": 7, "z[:, 1]": 7, "w": 8},
+    }
     lines = [line.split(maxsplit=3) for line in run("info", path).out.splitlines()]
     assert ["globals", "1"] in lines
     assert [line[3] for line in lines if line[:2] == ["blocks", "of"]] == ["z[:, 0], z[:, 1]", "w"]
@@ -78,7 +94,9 @@ def test_scores_that_fail_the_gate_are_an_answer_and_no_error(run, tmp_path, rng
 
 def test_a_name_of_two_lines_is_one(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1))
-    path = mp.save_tree(mp.from_arrays(draws, -draws, value_names=("rate\nof growth",)), tmp_path / "trace.nc")
+    path = mp.save_tree(
+        mp.from_arrays(draws, -draws, value_names=("rate\nof growth",)), tmp_path / "trace.nc"
+    )
     lines = run("info", path).out.splitlines()
     assert any(line.startswith("posterior.rate of growth  ") for line in lines)
 
@@ -88,7 +106,10 @@ def test_a_trace_of_another_program_without_scores(run):
     assert (found["scores"]["check"], found["structure"]) == (None, None)
     assert (found["sampler"], found["log_density"], found["divergences"]) == ("numpyro", ["lp"], 0)
     assert found["groups"]["/posterior"]["weights"]["dims"] == {"chain": 4, "draw": 100, "part": 3}
-    assert "scores         none. Attach scores with attach_scores(tree, model, *args)" in run("info", FOREIGN).out
+    assert (
+        "scores         none. Attach scores with attach_scores(tree, model, *args)"
+        in run("info", FOREIGN).out
+    )
 
 
 def test_a_ladder(run, tmp_path, rng):
@@ -104,7 +125,12 @@ def test_a_ladder(run, tmp_path, rng):
 def test_a_table(run, tmp_path):
     (tmp_path / "draws.csv").write_text("a,gradient_a\n0.5,-0.5\n-1,1\n")
     found = facts(run, tmp_path / "draws.csv")
-    assert (found["chains"], found["draws"], found["max_rhat"], found["divergences"]) == (1, 2, None, None)
+    assert (found["chains"], found["draws"], found["max_rhat"], found["divergences"]) == (
+        1,
+        2,
+        None,
+        None,
+    )
 
 
 def test_weighted_draws(run, tmp_path, rng):
@@ -144,7 +170,9 @@ def test_facts_of_the_whole_run_come_before_those_of_a_group(run, tmp_path, rng)
     divergent = np.zeros(drawn[2].shape)
     divergent[0, :3, 0] = 1
     stats = tree["sample_stats"].to_dataset()
-    tree["sample_stats"] = xarray.DataTree(stats.assign(diverging=(stats["log_likelihood_total"].dims, divergent)))
+    tree["sample_stats"] = xarray.DataTree(
+        stats.assign(diverging=(stats["log_likelihood_total"].dims, divergent))
+    )
     tree["sample_stats"].attrs["seed"] = "[0, 7]"
     tree.attrs |= {"seed": np.array([0, 42]), "num_warmup": 100}
     path = mp.save_tree(tree, tmp_path / "ladder.nc")
@@ -155,13 +183,18 @@ def test_facts_of_the_whole_run_come_before_those_of_a_group(run, tmp_path, rng)
 
 @pytest.mark.slow
 def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
-    first, second, more = (rng.normal(size=shape) for shape in ((4, 100, 2), (2, 60, 2), (4, 50, 2)))
+    first, second, more = (
+        rng.normal(size=shape) for shape in ((4, 100, 2), (2, 60, 2), (4, 50, 2))
+    )
     one, two, longer = (
         mp.save_tree(mp.from_arrays(x, -x, names=["a", "b"]), tmp_path / f"trace{i}.nc")
         for i, x in enumerate((first, second, np.concatenate([first, more], axis=1)))
     )
     sums, grown, unused = (tmp_path / name for name in ("sums.nc", "grown.zarr", "unused.nc"))
-    assert run("moments", one, two, "-o", sums).out == "6 chains, 520 draws, 2 quantities, 27 controls\n"
+    assert (
+        run("moments", one, two, "-o", sums).out
+        == "6 chains, 520 draws, 2 quantities, 27 controls\n"
+    )
     done = run("moments", longer, "--append", sums, "-o", grown, "--json")
     assert json.loads(done.out) == {"chains": 10, "draws": 720, "quantities": 2, "controls": 27}
     lines = run("info", grown).out.splitlines()

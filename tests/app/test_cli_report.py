@@ -72,7 +72,10 @@ def test_intervals_are_in_the_report(run, trace, tmp_path):
     reading = Reading((tmp_path / "cwd" / "report.html").read_text())
     assert reading.problems == []
     assert {"a", "a [hdi50_lb]", "a [hdi50_ub]"} <= set(reading.texts("th"))
-    assert any("the posterior mean and the intervals of 1 quantity" in text.lower() for text in reading.texts("p"))
+    assert any(
+        "the posterior mean and the intervals of 1 quantity" in text.lower()
+        for text in reading.texts("p")
+    )
     assert refused(run("report", trace, "-o", "other.html", "--ci", "89"), "(0, 1)")
 
 
@@ -90,7 +93,9 @@ def test_bad_input_is_one_line(run, trace, tmp_path, rng):
     tree = mcmcpost.from_arrays(draws, -draws)
     del tree["sample_stats"]
     mcmcpost.save_tree(tree, tmp_path / "noscores.nc")
-    mcmcpost.save_tree(mcmcpost.from_arrays(draws, draws, allow_bad_scores=True), tmp_path / "wrong.nc")
+    mcmcpost.save_tree(
+        mcmcpost.from_arrays(draws, draws, allow_bad_scores=True), tmp_path / "wrong.nc"
+    )
     (tmp_path / "foreign.nc").write_text("not netCDF")
     out = ["-o", "report.html"]
     assert refused(run("report", tmp_path / "noscores.nc", *out), "attach_scores")
@@ -100,7 +105,9 @@ def test_bad_input_is_one_line(run, trace, tmp_path, rng):
     assert refused(run("report", "model.py", *out), "mcmcpost sample")
     assert refused(run("report", trace, "-o", "report.pdf"), ".html")
     assert refused(run("report", trace, "-o", "nowhere/report.html"), "existing folder")
-    assert refused(run("report", "missing.nc", "-o", "/proc/report.html"), "folder that can be written to")
+    assert refused(
+        run("report", "missing.nc", "-o", "/proc/report.html"), "folder that can be written to"
+    )
     assert refused(run("report", trace, *out, "--expect", "q=missing"), "not among the variables")
     assert refused(run("report", trace, *out, "--expect", "a=a"), "not taken yet")
     assert run("report", trace).code == 2
@@ -109,7 +116,9 @@ def test_bad_input_is_one_line(run, trace, tmp_path, rng):
 
 
 @pytest.mark.slow
-def test_a_report_of_a_trace_that_stays_in_its_file_comes_from_sums(run, trace, tmp_path, monkeypatch):
+def test_a_report_of_a_trace_that_stays_in_its_file_comes_from_sums(
+    run, trace, tmp_path, monkeypatch
+):
     pytest.importorskip("dask")
     monkeypatch.setattr("mcmcpost.trees.files.LAZY", 1_000)
     monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 1_000)
@@ -125,14 +134,26 @@ def test_a_report_of_a_trace_that_stays_in_its_file_comes_from_sums(run, trace, 
 
 def test_a_missing_extra_is_the_users_error(run, trace, monkeypatch):
     monkeypatch.setattr("mcmcpost.app.canvas.find_spec", lambda _: None)
-    assert refused(run("report", trace, "-o", "report.html", "--method", "plain"), "mcmcpost[report]")
+    assert refused(
+        run("report", trace, "-o", "report.html", "--method", "plain"), "mcmcpost[report]"
+    )
 
 
 @pytest.mark.filterwarnings("ignore:Score gate")
 def test_warnings_are_said_once(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1)) + np.array([0.0, 0.0, 0.0, 3.0])[:, None, None]
-    mcmcpost.save_tree(mcmcpost.from_arrays(draws, -draws, allow_bad_scores=True), tmp_path / "stuck.nc")
-    done = run("report", tmp_path / "stuck.nc", "-o", "report.html", "--allow-bad-scores", "--method", "plain")
+    mcmcpost.save_tree(
+        mcmcpost.from_arrays(draws, -draws, allow_bad_scores=True), tmp_path / "stuck.nc"
+    )
+    done = run(
+        "report",
+        tmp_path / "stuck.nc",
+        "-o",
+        "report.html",
+        "--allow-bad-scores",
+        "--method",
+        "plain",
+    )
     assert done.code == 0
     rhat, gate = done.err.splitlines()
     assert rhat.startswith("mcmcpost: warning: R-hat 1.")
@@ -141,9 +162,13 @@ def test_warnings_are_said_once(run, tmp_path, rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("scratch", "times"), [(2**27, 1), (1_000, 2)])
-def test_a_ladder_is_read_again_only_for_what_stayed_in_its_file(tmp_path, rng, monkeypatch, scratch, times):
+def test_a_ladder_is_read_again_only_for_what_stayed_in_its_file(
+    tmp_path, rng, monkeypatch, scratch, times
+):
     pytest.importorskip("dask")
-    mcmcpost.save_tree(mcmcpost.ladder_from_arrays(*short_ladder(rng)[0][:5]), tmp_path / "ladder.nc")
+    mcmcpost.save_tree(
+        mcmcpost.ladder_from_arrays(*short_ladder(rng)[0][:5]), tmp_path / "ladder.nc"
+    )
     read = []
 
     def load_tree(*paths, **options):
@@ -224,15 +249,20 @@ def test_an_import_that_fails_by_itself_keeps_its_traceback():
 
 @pytest.mark.slow
 def test_a_ladder_s_report_knows_all_of_its_rungs(run, tmp_path, rng):
-    """Divergences at any temperature and gradients of another density are told, not those of the last rung alone."""
+    """Divergences at any temperature and gradients of another density are told, not those of the
+    last rung alone."""
     drawn, _ = short_ladder(rng)
     temperatures, draws, likelihood, slopes, prior = drawn[:5]
     wrong = np.where(temperatures[:, None] < 1, 0.5, 0.0)
-    tree = mcmcpost.ladder_from_arrays(temperatures, draws, likelihood, slopes + wrong, prior - wrong)
+    tree = mcmcpost.ladder_from_arrays(
+        temperatures, draws, likelihood, slopes + wrong, prior - wrong
+    )
     stats = tree["sample_stats"].to_dataset()
     divergent = np.zeros(likelihood.shape)
     divergent[0, :3, 0] = 1
-    tree["sample_stats"] = xarray.DataTree(stats.assign(diverging=(stats["log_likelihood_total"].dims, divergent)))
+    tree["sample_stats"] = xarray.DataTree(
+        stats.assign(diverging=(stats["log_likelihood_total"].dims, divergent))
+    )
     mcmcpost.save_tree(tree, tmp_path / "ladder.nc")
     done = run("report", tmp_path / "ladder.nc", "-o", "report.html", "--json", *QUICK)
     page = (tmp_path / "cwd" / "report.html").read_text()
@@ -246,4 +276,6 @@ def test_a_ladder_s_report_knows_all_of_its_rungs(run, tmp_path, rng):
 def test_a_report_does_not_claim_what_was_not_recorded(run, trace, tmp_path):
     done = run("report", trace, "-o", "report.html", "--json", *QUICK)
     assert json.loads(done.out)["divergences"] is None
-    assert "Divergent transitions were not recorded." in (tmp_path / "cwd" / "report.html").read_text()
+    assert (
+        "Divergent transitions were not recorded." in (tmp_path / "cwd" / "report.html").read_text()
+    )

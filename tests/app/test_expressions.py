@@ -1,4 +1,5 @@
-"""Expressions: values against NumPy, NaN in means NaN out, and everything else refused with its place."""
+"""Expressions: values against NumPy, NaN in means NaN out, and everything else refused with its
+place."""
 
 import string
 
@@ -7,7 +8,12 @@ import pytest
 import xarray
 from hypothesis import given, settings, strategies as st
 
-from mcmcpost.app.expressions import MAX_DEPTH, compile_expression, evaluate_expressions, parse_expression
+from mcmcpost.app.expressions import (
+    MAX_DEPTH,
+    compile_expression,
+    evaluate_expressions,
+    parse_expression,
+)
 from mcmcpost.app.quantities import ValuesOnDemand
 
 CHAINS, DRAWS = 2, 7
@@ -44,13 +50,22 @@ CASES = {
     "0 < mu <= 1": lambda p: ((p["mu"] > 0) & (p["mu"] <= 1)) * 1.0,
     "z == 1": lambda p: p["z"] * 1.0,
     "z != 1": lambda p: 1.0 - p["z"],
-    "mu > 0 and tau > 1 or not z >= 1": lambda p: (((p["mu"] > 0) & (p["tau"] > 1)) | (p["z"] < 1)) * 1.0,
-    "(mu > 0) & (tau > 1) | ~(z >= 1)": lambda p: (((p["mu"] > 0) & (p["tau"] > 1)) | (p["z"] < 1)) * 1.0,
+    "mu > 0 and tau > 1 or not z >= 1": lambda p: (
+        (((p["mu"] > 0) & (p["tau"] > 1)) | (p["z"] < 1)) * 1.0
+    ),
+    "(mu > 0) & (tau > 1) | ~(z >= 1)": lambda p: (
+        (((p["mu"] > 0) & (p["tau"] > 1)) | (p["z"] < 1)) * 1.0
+    ),
     "exp(mu) + log(tau) + log1p(tau) + expm1(mu)": lambda p: (
         np.exp(p["mu"]) + np.log(p["tau"]) + np.log1p(p["tau"]) + np.expm1(p["mu"])
     ),
     "sqrt(tau) + abs(mu) + sin(mu) + cos(mu) + tan(mu) + tanh(mu)": lambda p: (
-        np.sqrt(p["tau"]) + np.abs(p["mu"]) + np.sin(p["mu"]) + np.cos(p["mu"]) + np.tan(p["mu"]) + np.tanh(p["mu"])
+        np.sqrt(p["tau"])
+        + np.abs(p["mu"])
+        + np.sin(p["mu"])
+        + np.cos(p["mu"])
+        + np.tan(p["mu"])
+        + np.tanh(p["mu"])
     ),
     "minimum(mu, 0) + maximum(theta[1], mu)": lambda p: (
         np.minimum(p["mu"], 0) + np.maximum(p["theta"][..., 1], p["mu"])
@@ -77,8 +92,22 @@ def test_values_are_those_of_numpy(text, posterior):
 @pytest.mark.parametrize(
     "text",
     [
-        *("mu > 0", "mu ** 0", "1 ** mu", "not mu > 0", "mu > 0 or tau > 0", "tau > 1e9 and mu > 0"),
-        *("maximum(mu, 0)", "where(mu > 0, 1, 2)", "~(mu > 0)", "(mu > 0) | (tau > 0)", "0 < mu < 1", "mu != mu"),
+        *(
+            "mu > 0",
+            "mu ** 0",
+            "1 ** mu",
+            "not mu > 0",
+            "mu > 0 or tau > 0",
+            "tau > 1e9 and mu > 0",
+        ),
+        *(
+            "maximum(mu, 0)",
+            "where(mu > 0, 1, 2)",
+            "~(mu > 0)",
+            "(mu > 0) | (tau > 0)",
+            "0 < mu < 1",
+            "mu != mu",
+        ),
     ],
 )
 def test_a_nan_stays_a_nan_and_stays_where_it_is(text, posterior):
@@ -107,7 +136,9 @@ def test_the_input_is_untouched_and_not_shared(posterior):
 def test_the_name_comes_before_the_first_equals_sign(posterior):
     name, expression = parse_expression(" p(z=1) ".strip().replace("z=1", "z1") + " = z == 1")
     assert name == "p(z1)"
-    np.testing.assert_array_equal(evaluate_expressions(posterior, {name: expression})[name], posterior["z"])
+    np.testing.assert_array_equal(
+        evaluate_expressions(posterior, {name: expression})[name], posterior["z"]
+    )
 
 
 @pytest.mark.parametrize("text", ["mu", "mu > 0", "x == 1", "x=", "=mu", "x<=1", "mu+1=2", ""])
@@ -160,7 +191,8 @@ def test_a_missing_name_or_expression_is_refused(text):
         ("δ + `prey[1912.2]` + oops(1)", "not one of the functions", 22),
         (
             "mu + nope",
-            "'nope', which is not among the variables \\(mu, tau, theta, cov, `prey\\[1912.2\\]`, `y\\[0\\]`",
+            "'nope', which is not among the variables \\(mu, tau, theta, cov, "
+            "`prey\\[1912.2\\]`, `y\\[0\\]`",
             6,
         ),
         ("1 + `no pe`", "'no pe', which is not among", 5),
@@ -190,7 +222,12 @@ def test_a_long_text_is_refused():
 
 
 @settings(max_examples=200, deadline=None)
-@given(st.text(alphabet=string.ascii_lowercase + string.digits + "+-*/%()[]{}<>=!&|~.,:'`\\ \n#@", max_size=40))
+@given(
+    st.text(
+        alphabet=string.ascii_lowercase + string.digits + "+-*/%()[]{}<>=!&|~.,:'`\\ \n#@",
+        max_size=40,
+    )
+)
 def test_any_text_gives_values_or_a_value_error(text):
     try:
         result = evaluate_expressions({"a": np.ones((2, 3))}, {"x": text})["x"]
@@ -201,12 +238,17 @@ def test_any_text_gives_values_or_a_value_error(text):
 
 def test_elements_that_are_numbered_are_indexed_by_their_number(rng):
     array = xarray.DataArray(
-        rng.normal(size=(2, 5, 3)), dims=("chain", "draw", "i"), coords={"i": [1, 2, 3]}, name="theta"
+        rng.normal(size=(2, 5, 3)),
+        dims=("chain", "draw", "i"),
+        coords={"i": [1, 2, 3]},
+        name="theta",
     )
     names = array.rename("school").assign_coords(i=["a", "b", "c"])
     values = ValuesOnDemand({"theta": array, "school": names})
     found = evaluate_expressions(
-        values, {"x": "theta[1] - theta[3]", "y": "`school[b]` + school[0]", "z": "1 + 1"}, values.numbered
+        values,
+        {"x": "theta[1] - theta[3]", "y": "`school[b]` + school[0]", "z": "1 + 1"},
+        values.numbered,
     )
     np.testing.assert_array_equal(found["x"], array[..., 0] - array[..., 2])
     np.testing.assert_array_equal(found["y"], names[..., 1] + names[..., 0])

@@ -1,4 +1,5 @@
-"""Reports in headless Chromium: what they ask for and say, how they lie on a screen, keyboard, accessibility, print."""
+"""Reports in headless Chromium: what they ask for and say, how they lie on a screen, keyboard,
+accessibility, print."""
 
 import re
 import shutil
@@ -75,23 +76,34 @@ def reports(tmp_path_factory):
     posterior = {
         "mu": (("chain", "draw"), x[..., 0]),
         "theta": (("chain", "draw", "school"), np.sin(x[..., :1] * np.linspace(0.5, 3.0, 300))),
-        "a_long_name_of_a_hierarchical_coefficient": (("chain", "draw", "group"), x[..., 1:2] ** 3 + np.arange(20.0)),
+        "a_long_name_of_a_hierarchical_coefficient": (
+            ("chain", "draw", "group"),
+            x[..., 1:2] ** 3 + np.arange(20.0),
+        ),
         "pair": (("chain", "draw", "side"), x[..., 1:]),
         "sigma": (("chain", "draw", "level"), np.exp(x)),
     }
     many = tree.copy()
     many["posterior"] = xr.DataTree(xr.Dataset(posterior, {"chain": [0, 1], "draw": range(100)}))
-    mp.html_report(many, folder / "many.html", method="zv2", command="mcmcpost report " + "many/" * 60)
-    mp.html_report(mp.ladder_from_arrays(*short_ladder(rng)[0][:5]), folder / "ladder.html", method="zv2")
+    mp.html_report(
+        many, folder / "many.html", method="zv2", command="mcmcpost report " + "many/" * 60
+    )
+    mp.html_report(
+        mp.ladder_from_arrays(*short_ladder(rng)[0][:5]), folder / "ladder.html", method="zv2"
+    )
     return {path.stem: path for path in folder.iterdir()}
 
 
 @pytest.fixture(scope="module")
 def browser():
-    program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    program = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     if program is None:
         pytest.skip("there is no Chromium on the path")
-    driver = pytest.importorskip("playwright.sync_api", reason="the extra `browser` is not installed")
+    driver = pytest.importorskip(
+        "playwright.sync_api", reason="the extra `browser` is not installed"
+    )
     with driver.sync_playwright() as playwright:
         opened = playwright.chromium.launch(executable_path=program, args=["--no-sandbox"])
         yield opened
@@ -110,7 +122,9 @@ class Opened(NamedTuple):
         return self.page.evaluate(LAYOUT, narrow)
 
     def violations(self):
-        axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="the extra `browser` is missing")
+        axe = pytest.importorskip(
+            "axe_playwright_python.sync_playwright", reason="the extra `browser` is missing"
+        )
         found = axe.Axe().run(self.page).response["violations"]
         return [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"]]
 
@@ -129,8 +143,8 @@ class Opened(NamedTuple):
     def rows(self):
         """Return the names of the quantities whose rows can be seen, once for each section."""
         return self.page.evaluate(
-            "[...document.querySelectorAll('table.quantities tbody th')]"
-            ".filter(x => x.checkVisibility() && x.getBoundingClientRect().height).map(x => x.textContent)"
+            "[...document.querySelectorAll('table.quantities tbody th')].filter(x => "
+            "x.checkVisibility() && x.getBoundingClientRect().height).map(x => x.textContent)"
         )
 
     def open_folds(self):
@@ -173,13 +187,23 @@ def test_a_report_is_whole_quiet_and_accessible(visit, reports, name, width):
     ("body", "found"),
     [
         ("<p style='width: 2000px'>x</p>", "wider than the screen"),
-        ("<div style='overflow: hidden; width: 3rem'><p style='width: 9rem'>x</p></div>", "does not fit"),
+        (
+            "<div style='overflow: hidden; width: 3rem'><p style='width: 9rem'>x</p></div>",
+            "does not fit",
+        ),
         (
             "<figure><div style='height: 1px'><svg width='9' height='9'></svg></div></figure>",
             "a plot outside its frame",
         ),
-        ("<figure><div><svg width='9' height='9'><text x='8' y='8'>long</text></svg></div></figure>", "a text outside"),
-        ("<p class='method' style='width: 3rem'>ZeroVariance (degree=2)</p>", "a method on several lines"),
+        (
+            "<figure><div><svg width='9' height='9'><text x='8' "
+            "y='8'>long</text></svg></div></figure>",
+            "a text outside",
+        ),
+        (
+            "<p class='method' style='width: 3rem'>ZeroVariance (degree=2)</p>",
+            "a method on several lines",
+        ),
     ],
 )
 def test_the_check_of_the_layout_finds_what_is_wrong(visit, tmp_path, body, found):
@@ -190,7 +214,11 @@ def test_the_check_of_the_layout_finds_what_is_wrong(visit, tmp_path, body, foun
 
 
 def test_a_script_that_the_policy_does_not_name_never_runs(visit, reports, tmp_path):
-    text = reports["many"].read_text().replace('"use strict";', '"use strict"; document.title = "run";')
+    text = (
+        reports["many"]
+        .read_text()
+        .replace('"use strict";', '"use strict"; document.title = "run";')
+    )
     (tmp_path / "changed.html").write_text(text + "<img src='https://example.org/x.png' alt=''>")
     with visit((tmp_path / "changed.html").as_uri()) as opened:
         assert opened.page.title() != "run"
@@ -200,9 +228,21 @@ def test_a_script_that_the_policy_does_not_name_never_runs(visit, reports, tmp_p
 @pytest.mark.parametrize(
     ("name", "asked", "answer"),
     [
-        ("few", "The posterior means of 5 quantities, from 2 chains of 100 draws.", "5 quantities: "),
-        ("many", f"The posterior means of {MANY} quantities, from 2 chains of 100 draws.", f"{MANY} quantities: "),
-        ("ladder", "The log evidence and the posterior mean of 1 quantity, from 2 chains of 60 draws.", "The log evid"),
+        (
+            "few",
+            "The posterior means of 5 quantities, from 2 chains of 100 draws.",
+            "5 quantities: ",
+        ),
+        (
+            "many",
+            f"The posterior means of {MANY} quantities, from 2 chains of 100 draws.",
+            f"{MANY} quantities: ",
+        ),
+        (
+            "ladder",
+            "The log evidence and the posterior mean of 1 quantity, from 2 chains of 60 draws.",
+            "The log evid",
+        ),
     ],
 )
 def test_a_report_begins_with_the_question_and_the_answer(visit, reports, name, asked, answer):
@@ -273,7 +313,9 @@ def test_the_keyboard_sorts_a_table(visit, reports):
         for order, expected in (("ascending", known), ("descending", known[::-1]), (None, None)):
             opened.page.keyboard.press("Space")
             assert column.get_attribute("aria-sort") == order
-            assert table.locator(gains).all_inner_texts() == ([*expected, "–", "–", "–"] if expected else before)
+            assert table.locator(gains).all_inner_texts() == (
+                [*expected, "–", "–", "–"] if expected else before
+            )
             assert opened.layout() == []
         assert opened.said == []
 
@@ -293,9 +335,16 @@ def test_paper_has_every_quantity_and_cuts_nothing(visit, reports, name):
         on_screen = len(opened.rows())
         opened.page.emulate_media(media="print")
         assert opened.layout() == []
-        assert len(opened.rows()) == {"few": 2 * 5, "many": 2 * MANY, "ladder": 2 * 1}[name] >= on_screen
+        assert (
+            len(opened.rows())
+            == {"few": 2 * 5, "many": 2 * MANY, "ladder": 2 * 1}[name]
+            >= on_screen
+        )
         assert not opened.page.locator("nav").is_visible()
-        heights = "[...document.querySelectorAll('html, figure')].map(x => x.getBoundingClientRect().height)"
+        heights = (
+            "[...document.querySelectorAll('html, figure')].map(x => "
+            "x.getBoundingClientRect().height)"
+        )
         height, *figures = opened.page.evaluate(heights)
         assert max(figures) < LONG
         pages = len(re.findall(rb"/Type\s*/Page\b", opened.page.pdf(format="A4")))

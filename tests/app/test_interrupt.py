@@ -125,7 +125,8 @@ signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell ignores it in its backgr
 
 
 def in_terminal(cwd, program, *arguments, interrupted_after=None):
-    """Run Python in a terminal of its own, type Ctrl-C after some seconds, and return code and output."""
+    """Run Python in a terminal of its own, type Ctrl-C after some seconds, and return code and
+    output."""
     terminal, inside = pty.openpty()
     termios.tcsetwinsize(terminal, (24, 80))
     command = [sys.executable, "-c", OWN_TERMINAL + program, *arguments]
@@ -156,10 +157,12 @@ def in_terminal(cwd, program, *arguments, interrupted_after=None):
     ],
 )
 def test_ctrl_c_in_a_terminal(tmp_path, monkeypatch, command, delay):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # nothing compiled yet: both take more than that
+    # nothing compiled yet: both take more than that
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     folder = tmp_path / "cwd"
     folder.mkdir()
-    draws = np.log(np.random.default_rng(0).gamma(3.0, size=(4, 500, 8)))  # no polynomial is exact: kernels are tried
+    # no polynomial is exact: kernels are tried
+    draws = np.log(np.random.default_rng(0).gamma(3.0, size=(4, 500, 8)))
     mp.save_tree(mp.from_arrays(draws, 3.0 - np.exp(draws)), folder / "trace.nc")
     model = "import numpyro\nfrom numpyro.distributions import Normal\n"
     model += "def model(y): numpyro.sample('y', Normal(numpyro.sample('x', Normal())), obs=y)\n"
@@ -196,5 +199,7 @@ def test_a_phase_that_takes_long_is_shown_on_a_terminal_and_cleared(tmp_path):
 
 
 def test_a_pipe_has_no_progress():
-    done = subprocess.run([sys.executable, "-c", PHASES], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", PHASES], capture_output=True, text=True, check=True
+    )
     assert (done.stdout, done.stderr) == ("done\n", "")

@@ -29,7 +29,10 @@ def test_a_cluster_says_how_many_or_the_environment_does(joined, monkeypatch):
     monkeypatch.setenv("JAX_NUM_PROCESSES", "2")
     monkeypatch.setenv("JAX_PROCESS_ID", "0")
     join_processes()
-    assert joined == [{"num_processes": None, "process_id": None}, {"num_processes": 2, "process_id": 0}]
+    assert joined == [
+        {"num_processes": None, "process_id": None},
+        {"num_processes": 2, "process_id": 0},
+    ]
 
 
 @pytest.mark.parametrize("text", ["two", "-1", "1.5", ""])

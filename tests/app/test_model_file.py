@@ -40,7 +40,9 @@ def write(tmp_path):
 
 
 def draw(model_file, key, **settings):
-    return sample_posterior(model_file, key=key, num_warmup=100, num_samples=50, num_chains=2, **settings)
+    return sample_posterior(
+        model_file, key=key, num_warmup=100, num_samples=50, num_chains=2, **settings
+    )
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +66,9 @@ def test_the_contract_is_loaded_from_any_directory(write, tmp_path, monkeypatch)
 
 def test_neighbouring_files_can_be_imported_while_it_loads(write):
     write("SCALE = 7.0", "a_neighbour.py")
-    loaded = load_model_file(write("from a_neighbour import SCALE\ndef model(scale): ...\ndef data(): return (SCALE,)"))
+    loaded = load_model_file(
+        write("from a_neighbour import SCALE\ndef model(scale): ...\ndef data(): return (SCALE,)")
+    )
     assert loaded.arguments() == ((7.0,), {})
     assert loaded.quantities is None
     assert loaded.start() is None
@@ -73,9 +77,15 @@ def test_neighbouring_files_can_be_imported_while_it_loads(write):
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("def data(): return {}", r"expected a function `model`, got no `model`. A model file defines"),
+        (
+            "def data(): return {}",
+            r"expected a function `model`, got no `model`. A model file defines",
+        ),
         ("def model(y): ...", r"expected a function `data`, got no `data`"),
-        ("model = 3\ndef data(): return {}", r"expected a function `model`, got `model` of type int"),
+        (
+            "model = 3\ndef data(): return {}",
+            r"expected a function `model`, got `model` of type int",
+        ),
         ("def model(:\n", r"gaussian.py, line 1: expected valid Python, got"),
         ("def model(): ...\ndef data(): ...\nquantities = {}", r"expected a function `quantities`"),
     ],
@@ -99,7 +109,9 @@ def test_a_file_that_fails_keeps_its_own_error(write):
 
 
 def test_a_missing_file_and_a_trace_are_refused(write):
-    with pytest.raises(FileNotFoundError, match=r"expected an existing Python file, got nowhere\.py"):
+    with pytest.raises(
+        FileNotFoundError, match=r"expected an existing Python file, got nowhere\.py"
+    ):
         load_model_file("nowhere.py")
     with pytest.raises(ValueError, match="A trace ends in"):
         load_model_file(write("", "trace.nc"))
@@ -155,7 +167,9 @@ def test_sampling_is_reproducible_and_moved_by_the_key(sampled, other):
 @pytest.mark.slow
 def test_one_chain_without_init(write, key):
     text = GAUSSIAN.replace("def init", "def no_init")
-    mcmc = sample_posterior(load_model_file(write(text)), key=key, num_warmup=50, num_samples=5, num_chains=1)
+    mcmc = sample_posterior(
+        load_model_file(write(text)), key=key, num_warmup=50, num_samples=5, num_chains=1
+    )
     assert mcmc.get_samples(group_by_chain=True)["x"].shape == (1, 5)
 
 
@@ -167,7 +181,11 @@ def test_one_chain_without_init(write, key):
             '{"x": loc}',
             r"`init\(\)` to name the sites \['x', 'rate'\], got \['x'\]",
         ),
-        ('"rate": 2.0 * spread', '"rate": -1.0', r"`init\(\)` inside the support, got \['rate'\] outside"),
+        (
+            '"rate": 2.0 * spread',
+            '"rate": -1.0',
+            r"`init\(\)` inside the support, got \['rate'\] outside",
+        ),
         (
             "dist.Normal(loc, scale)",
             "dist.Normal(float('nan') * loc, scale, validate_args=False)",

@@ -1,4 +1,5 @@
-"""The report and its plots: what is drawn, what is written, and that the HTML is sound, closed and escaped."""
+"""The report and its plots: what is drawn, what is written, and that the HTML is sound, closed and
+escaped."""
 
 import re
 
@@ -40,7 +41,13 @@ def tree(draws):
 def values(draws):
     x = draws[..., 0]
     bad = np.where(x > 2, np.nan, x)
-    return {"linear": x, "cubic": x**3, MARKUP: np.sin(draws[..., 1]), "lost": bad, "constant": np.ones_like(x)}
+    return {
+        "linear": x,
+        "cubic": x**3,
+        MARKUP: np.sin(draws[..., 1]),
+        "lost": bad,
+        "constant": np.ones_like(x),
+    }
 
 
 @pytest.fixture
@@ -87,10 +94,15 @@ def test_the_forest_shows_both_estimates_with_two_errors(estimate):
 
 def test_the_gain_bars_end_at_the_gain(estimate):
     axes = mp.plot_gain(estimate)
-    ends = {round(bar.get_y() + bar.get_height() / 2): bar.get_x() + bar.get_width() for bar in axes.patches}
+    ends = {
+        round(bar.get_y() + bar.get_height() / 2): bar.get_x() + bar.get_width()
+        for bar in axes.patches
+    }
     j = estimate.names.index("cubic")
     assert 10 ** ends[j] == pytest.approx(estimate.gain[j])
-    longest = max(g for g, s in zip(estimate.gain, estimate.status, strict=True) if s is mp.Status.CONTROLLED)
+    longest = max(
+        g for g, s in zip(estimate.gain, estimate.status, strict=True) if s is mp.Status.CONTROLLED
+    )
     assert 10 ** ends[estimate.names.index("linear")] == pytest.approx(10 * longest)
     assert estimate.names.index("lost") not in ends
     words = [text.get_text() for text in axes.texts]
@@ -101,7 +113,9 @@ def test_the_gain_bars_end_at_the_gain(estimate):
 
 
 def test_a_gain_below_one_stays_on_the_axis(estimate):
-    worse = estimate._replace(gain=np.full(len(estimate.names), 0.25), status=(mp.Status.PLAIN,) * len(estimate.names))
+    worse = estimate._replace(
+        gain=np.full(len(estimate.names), 0.25), status=(mp.Status.PLAIN,) * len(estimate.names)
+    )
     axes = mp.plot_gain(worse)
     assert axes.get_xlim()[0] < np.log10(0.25)
     assert axes.patches[0].get_width() == pytest.approx(np.log10(0.25))
@@ -115,7 +129,9 @@ def test_the_residual_autocorrelation_is_that_of_the_residuals(rng):
     axes = mp.plot_residual_autocorrelation(estimate, values, max_lag=5)
     integrand, residual = (line.get_ydata() for line in axes.lines[1:])
     assert all(lag == round(lag) for lag in axes.get_xticks())
-    np.testing.assert_allclose(integrand, 0.8 ** np.arange(6) / np.where(np.arange(6), 1.09, 1), atol=0.06)
+    np.testing.assert_allclose(
+        integrand, 0.8 ** np.arange(6) / np.where(np.arange(6), 1.09, 1), atol=0.06
+    )
     np.testing.assert_allclose(residual[1:], 0.0, atol=0.06)
     assert residual[0] == pytest.approx(1.0)
 
@@ -162,7 +178,9 @@ def joint(rng):
         x = rng.normal(size=(2, size, 2))
         tasks[name] = (mp.from_arrays(x, -x), np.sin(x[..., 0]))
     related = np.array([[1.0, 0.7], [0.7, 1.2]])
-    return mp.joint_expectation(tasks, mp.VectorValued(SquaredExponential(2.0), related, 1e-2, guard=False))
+    return mp.joint_expectation(
+        tasks, mp.VectorValued(SquaredExponential(2.0), related, 1e-2, guard=False)
+    )
 
 
 @pytest.mark.slow
@@ -170,7 +188,9 @@ def test_the_correlation_of_tasks_is_drawn_and_reported(joint, tmp_path):
     axes = mp.plot_task_correlation(joint)
     np.testing.assert_array_equal(axes.images[0].get_array(), joint.task_correlation)
     assert [label.get_text() for label in axes.get_xticklabels()] == [MARKUP, "high"]
-    assert sorted(text.get_text() for text in axes.texts) == sorted(f"{v:.2f}" for v in joint.task_correlation.ravel())
+    assert sorted(text.get_text() for text in axes.texts) == sorted(
+        f"{v:.2f}" for v in joint.task_correlation.ravel()
+    )
     reading = Reading(mp.html_report(None, tmp_path / "joint.html", joint=joint))
     assert reading.problems == []
     assert "Related tasks, estimated jointly" in reading.texts("h2")
@@ -194,7 +214,9 @@ def test_plots_draw_on_the_axes_given(estimate, values, tree):
 
 @pytest.fixture
 def report(tree, values):
-    return mp.html_report(tree, None, values, "zv2", title=f"On {MARKUP}", command=f"mcmcpost {MARKUP}")
+    return mp.html_report(
+        tree, None, values, "zv2", title=f"On {MARKUP}", command=f"mcmcpost {MARKUP}"
+    )
 
 
 def test_the_html_is_sound_closed_and_accessible(report):
@@ -207,7 +229,9 @@ def test_the_html_is_sound_closed_and_accessible(report):
     first_link = next(attrs for tag, attrs in reading.tags if tag == "a")
     assert first_link["href"] == "#main"
     scrolling = [attrs for _, attrs in reading.tags if attrs.get("class") == "scroll"]
-    assert all(attrs["tabindex"] == "0" and attrs["role"] in ("region", "group") for attrs in scrolling)
+    assert all(
+        attrs["tabindex"] == "0" and attrs["role"] in ("region", "group") for attrs in scrolling
+    )
     assert "@media print" in report
     assert "default-src 'none'" in report
 
@@ -238,7 +262,9 @@ def test_the_table_says_what_the_estimate_says(report, estimate):
 
 
 def test_equal_input_gives_equal_bytes(report, tree, values):
-    again = mp.html_report(tree, None, values, "zv2", title=f"On {MARKUP}", command=f"mcmcpost {MARKUP}")
+    again = mp.html_report(
+        tree, None, values, "zv2", title=f"On {MARKUP}", command=f"mcmcpost {MARKUP}"
+    )
     assert again == report
 
 
@@ -257,12 +283,17 @@ def test_text_can_be_read(report):
     """Contrast of WCAG 2.1: 4.5 for text, on each background that it stands on."""
     style = report[report.index("<style>") : report.index("</style>")]
     named = dict(re.findall(r"--(\w+): (#\w{6})", style))
-    grounds = ("paper", "band", "line")  # the last is the shadow at the edge of what can be scrolled
+    # the last is the shadow at the edge of what can be scrolled
+    grounds = ("paper", "band", "line")
     pairs = [(named[ink], named[paper]) for ink in ("ink", "soft", "link") for paper in grounds]
     for rule in re.findall(r"\{([^{}]*)\}", style):
         found = dict(re.findall(r"(?<![-\w])(color|background): (#\w{6})", rule))
         if "color" in found:
-            own = [found["background"]] if "background" in found else [named[paper] for paper in grounds]
+            own = (
+                [found["background"]]
+                if "background" in found
+                else [named[paper] for paper in grounds]
+            )
             pairs += [(found["color"], ground) for ground in own]
     assert len(pairs) >= 9
     assert {pair: contrast(*pair) for pair in pairs if contrast(*pair) < 4.5} == {}
@@ -270,7 +301,10 @@ def test_text_can_be_read(report):
 
 
 def test_the_checker_finds_what_is_wrong():
-    head, foot = "<html><body><header></header><nav></nav><main><h1>x</h1>", "</main><footer></footer>"
+    head, foot = (
+        "<html><body><header></header><nav></nav><main><h1>x</h1>",
+        "</main><footer></footer>",
+    )
     page = head + "{}" + foot + "</body></html>"
     assert Reading(page.format("")).problems == []
     for wrong in (
@@ -288,7 +322,8 @@ def test_the_checker_finds_what_is_wrong():
         "<p onclick='x'></p>",
         "<i style='background:url(//x)'></i>",
         "<section aria-label='a'></section><section aria-label='a'></section>",
-        "<h2 id='b'>b</h2><section aria-labelledby='b'></section><div role='region' aria-label='b'></div>",
+        "<h2 id='b'>b</h2><section aria-labelledby='b'></section><div role='region' "
+        "aria-label='b'></div>",
     ):
         assert Reading(page.format(wrong)).problems, wrong
 
@@ -296,7 +331,10 @@ def test_the_checker_finds_what_is_wrong():
 def test_the_checker_allows_the_script_that_the_policy_names():
     digest = "sha256-oQKEp95wo97QHCn3Ud+OWXuG9JjfN0LYMKf4fYTDZVw="  # of "x;"
     meta = "<meta http-equiv='Content-Security-Policy' content=\"script-src '{}'\">"
-    page = meta.format(digest) + "<header></header><nav></nav><main><h1>x</h1></main><footer></footer>{}"
+    page = (
+        meta.format(digest)
+        + "<header></header><nav></nav><main><h1>x</h1></main><footer></footer>{}"
+    )
     assert Reading(page.format("<script>x;</script>")).problems == []
     for wrong in (
         "<script>y;</script>",
@@ -383,7 +421,8 @@ def test_wrong_scores_are_refused(draws):
     text = mp.html_report(tree, method="zv1", allow_bad_scores=True)
     reading = Reading(text)
     assert "bad_scores" in reading.texts("td")
-    assert "2 quantities: 2 bad_scores." in reading.texts("p")  # and no gain, whose errors are not to be trusted
+    # and no gain, whose errors are not to be trusted
+    assert "2 quantities: 2 bad_scores." in reading.texts("p")
 
 
 def test_a_tree_without_scores_is_refused(tree):
@@ -470,8 +509,14 @@ def test_hundreds_of_quantities_are_folded_by_variable_and_all_there(rng):
 
 
 def test_quantities_that_are_not_finite_say_nothing_of_convergence():
-    known, unknown = {"rhat": "1.01", "ess_bulk": "90", "ess_tail": "110"}, dict.fromkeys(KINDS, "nan")
-    assert convergence_note([unknown, known, unknown]) == "R-hat up to 1.01, ESS from 90 (bulk) and 110 (tail)"
+    known, unknown = (
+        {"rhat": "1.01", "ess_bulk": "90", "ess_tail": "110"},
+        dict.fromkeys(KINDS, "nan"),
+    )
+    assert (
+        convergence_note([unknown, known, unknown])
+        == "R-hat up to 1.01, ESS from 90 (bulk) and 110 (tail)"
+    )
     assert convergence_note([unknown]) == "R-hat and ESS unknown"
     one_chain = known | {"rhat": "nan"}
     assert convergence_note([one_chain]) == "R-hat unknown, ESS from 90 (bulk) and 110 (tail)"

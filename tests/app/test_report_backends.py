@@ -14,7 +14,14 @@ from mcmcpost.app import canvas
 from mcmcpost.app.canvas import asinh_scaled, asinh_ticks, decade_ticks, even_ticks, whole_ticks
 from mcmcpost.app.page import evidence_drawings
 from mcmcpost.control import Estimate
-from mcmcpost.evidence import Barrier, BridgeOverlap, Evidence, PathDiagnostics, PooledPath, RungMeans
+from mcmcpost.evidence import (
+    Barrier,
+    BridgeOverlap,
+    Evidence,
+    PathDiagnostics,
+    PooledPath,
+    RungMeans,
+)
 from mcmcpost.scores import ScoreCheck
 from mcmcpost.tasks import JointEstimate
 
@@ -22,13 +29,20 @@ BACKENDS = ("matplotlib", "bokeh", "plotly", "none")
 PLAIN, CONTROLLED, THIRD = "#666666", "#1f77b4", "#d62728"
 MARKUP = ("<b>bold</b> & <a href='x'>a</a>", r"$\frac{$ and $$x$$", r"\(x\) &lt;")
 NAMES = ("plain", "big", "worse", "sure", "lost", MARKUP[0])
-STATUS = (mp.Status.PLAIN, mp.Status.CONTROLLED, mp.Status.PLAIN, mp.Status.EXACT, mp.Status.UNDEFINED)
+STATUS = (
+    mp.Status.PLAIN,
+    mp.Status.CONTROLLED,
+    mp.Status.PLAIN,
+    mp.Status.EXACT,
+    mp.Status.UNDEFINED,
+)
 
 
 class Drawn(NamedTuple):
     """What a target holds, in the words of no backend.
 
-    points : name in the legend to x and y. lines : colour, x, y. bars : row to end and whether it is filled. words :
+    points : name in the legend to x and y. lines : colour, x, y. bars : row to end and whether it
+        is filled. words :
     text to places. rows, columns : ticks to text as a reader sees it. across, down : limits.
     """
 
@@ -55,7 +69,10 @@ def of_matplotlib(axes):
     def ticks(axis):
         texts = axis.get_ticklabels()
         assert not any(text.get_parse_math() for text in texts if "$" in text.get_text())
-        return {float(place): text.get_text() for place, text in zip(axis.get_ticklocs(), texts, strict=True)}
+        return {
+            float(place): text.get_text()
+            for place, text in zip(axis.get_ticklocs(), texts, strict=True)
+        }
 
     axes.figure.canvas.draw()
     legend = axes.get_legend()
@@ -63,7 +80,10 @@ def of_matplotlib(axes):
         {c.get_label(): np.ma.filled(c.get_offsets(), np.nan).T for c in axes.collections},
         [(to_hex(line.get_color()), line.get_xdata(), line.get_ydata()) for line in axes.lines],
         {
-            round(p.get_y() + p.get_height() / 2): (p.get_x() + p.get_width(), p.get_facecolor()[3] > 0)
+            round(p.get_y() + p.get_height() / 2): (
+                p.get_x() + p.get_width(),
+                p.get_facecolor()[3] > 0,
+            )
             for p in axes.patches
         },
         [(text.get_text(), *text.get_position()) for text in axes.texts],
@@ -87,7 +107,9 @@ def of_bokeh(figure):
 
     def ticks(axis):
         labels = axis[0].major_label_overrides
-        assert all(isinstance(label, PlainText) or not set(label) & set("$\\") for label in labels.values())
+        assert all(
+            isinstance(label, PlainText) or not set(label) & set("$\\") for label in labels.values()
+        )
         return {float(place): getattr(label, "text", label) for place, label in labels.items()}
 
     def limits(extent):
@@ -106,10 +128,18 @@ def of_bokeh(figure):
     kinds = {}
     for renderer in figure.renderers:
         kinds.setdefault(type(renderer.glyph).__name__, []).append(renderer)
-    entries = {item.label.value: item.renderers for item in (figure.legend[0].items if figure.legend else ())}
-    label_of = {id(renderer): label for label, renderers in entries.items() for renderer in renderers}
+    entries = {
+        item.label.value: item.renderers
+        for item in (figure.legend[0].items if figure.legend else ())
+    }
+    label_of = {
+        id(renderer): label for label, renderers in entries.items() for renderer in renderers
+    }
     return Drawn(
-        {label_of.get(id(r)): np.array([column(r, "x"), column(r, "y")]) for r in kinds.get("Scatter", ())},
+        {
+            label_of.get(id(r)): np.array([column(r, "x"), column(r, "y")])
+            for r in kinds.get("Scatter", ())
+        },
         [(r.glyph.line_color, column(r, "x"), column(r, "y")) for r in kinds.get("Line", ())],
         {
             row: (end, r.glyph.fill_color is not None)
@@ -142,7 +172,9 @@ def of_plotly(target):
     axes = figure.layout.xaxis, figure.layout.yaxis
     assert figure.to_json()
     hover = [text for trace in figure.data for text in (getattr(trace, "hovertext", None) or ())]
-    assert not set("".join([*hover, *(text for axis in axes for text in axis.ticktext or ())])) & set("<$")
+    assert not set(
+        "".join([*hover, *(text for axis in axes for text in axis.ticktext or ())])
+    ) & set("<$")
 
     def ticks(axis):
         return {
@@ -166,7 +198,11 @@ def of_plotly(target):
             if isinstance(trace, Bar)
             for row, end in zip(trace.y, trace.x, strict=True)
         },
-        [entry for trace in of_mode("text") for entry in zip(trace.text, trace.x, trace.y, strict=True)],
+        [
+            entry
+            for trace in of_mode("text")
+            for entry in zip(trace.text, trace.x, trace.y, strict=True)
+        ],
         ticks(axes[1]),
         ticks(axes[0]),
         [trace.name for trace in figure.data if trace.showlegend],
@@ -189,7 +225,11 @@ def of_none(calls):
         return next((call[field] for call in reversed(every(function))), default)
 
     def ticks(function):
-        return {float(p): t for call in every(function) for p, t in zip(call["ticks"], call["labels"], strict=True)}
+        return {
+            float(p): t
+            for call in every(function)
+            for p, t in zip(call["ticks"], call["labels"], strict=True)
+        }
 
     return Drawn(
         {call["label"]: np.array([call["x"], call["y"]]) for call in every("scatter")},
@@ -199,7 +239,11 @@ def of_none(calls):
             for call in every("bars")
             for row, end in zip(call["rows"], call["ends"], strict=True)
         },
-        [entry for call in every("text") for entry in zip(call["string"], call["x"], call["y"], strict=True)],
+        [
+            entry
+            for call in every("text")
+            for entry in zip(call["string"], call["x"], call["y"], strict=True)
+        ],
         ticks("yticks"),
         ticks("xticks"),
         [call["label"] for call in calls if call.get("entry")] if every("legend") else [],
@@ -304,7 +348,9 @@ def test_the_forest_has_its_intervals_where_the_estimate_says(estimate, backend,
 def test_the_bars_end_at_the_gains_that_their_ticks_say(estimate, backend, read):
     drawn = read(mp.plot_gain(estimate, backend=backend))
     ends = {row: end for row, (end, _) in drawn.bars.items()}
-    assert ends == pytest.approx({0: 0.0, 1: np.log10(50), 2: np.log10(0.25), 3: np.log10(500), 5: np.log10(4)})
+    assert ends == pytest.approx(
+        {0: 0.0, 1: np.log10(50), 2: np.log10(0.25), 3: np.log10(500), 5: np.log10(4)}
+    )
     assert [row for row, (_, filled) in drawn.bars.items() if not filled] == [3]
     assert [word for word, *_ in drawn.words] == [
         "1.00× plain",
@@ -314,7 +360,9 @@ def test_the_bars_end_at_the_gains_that_their_ticks_say(estimate, backend, read)
         "undefined",
         "4.00× controlled",
     ]
-    gap = np.array([x for _, x, _ in drawn.words]) - np.maximum([ends.get(row, 0.0) for row in range(6)], 0.0)
+    gap = np.array([x for _, x, _ in drawn.words]) - np.maximum(
+        [ends.get(row, 0.0) for row in range(6)], 0.0
+    )
     assert np.ptp(gap) < 1e-12
     assert 0 < gap[0] < 0.05
     assert [y for *_, y in drawn.words] == list(range(6))
@@ -343,8 +391,12 @@ def test_the_forest_has_the_intervals_of_the_posterior(estimate, backend, read):
     np.testing.assert_allclose([low, high], [x - 0.2 / unit, x + 0.2 / unit])
     assert drawn.across[0] < np.nanmin(low)
     assert drawn.across[1] > np.nanmax(high)
-    with pytest.raises(ValueError, match="`intervals` of the quantities of the estimate, got plain"):
-        mp.plot_controlled_forest(estimate.select(np.arange(2)), intervals=intervals, backend=backend)
+    with pytest.raises(
+        ValueError, match="`intervals` of the quantities of the estimate, got plain"
+    ):
+        mp.plot_controlled_forest(
+            estimate.select(np.arange(2)), intervals=intervals, backend=backend
+        )
 
 
 @pytest.fixture(scope="module")
@@ -379,7 +431,9 @@ def test_the_density_and_the_interval_are_those_of_the_distribution(dist, backen
         assert [word for word, *_ in one.words] == ["constant"]
         assert one.line(CONTROLLED) == []
     if backend == "plotly":  # one figure holds all plots
-        assert [text for trace in targets[0].figure.data if trace.showlegend and (text := trace.name)] == [
+        assert [
+            text for trace in targets[0].figure.data if trace.showlegend and (text := trace.name)
+        ] == [
             "density",
             "50 % ETI",
             "KDE of the draws",
@@ -404,13 +458,20 @@ def test_the_band_has_two_errors(rng):
 def test_a_distribution_is_drawn_of_what_is_named(dist, rng):
     given = mp.plot_distribution(dist, backend="none")
     drawn = mp.plot_distribution(dist, ["one", "a"], backend="none")
-    names = [next(call["string"] for call in calls if call["function"] == "xlabel") for calls in drawn]
+    names = [
+        next(call["string"] for call in calls if call["function"] == "xlabel") for calls in drawn
+    ]
     assert names == ["one", "a[0]"]
-    assert ["legend" in {call["function"] for call in calls} for calls in drawn] == [False, True]  # not of a constant
-    whole, point = (next(c["x"] for c in calls if c["function"] == "scatter") for calls in (drawn[1], given[0]))
+    # not of a constant
+    assert ["legend" in {call["function"] for call in calls} for calls in drawn] == [False, True]
+    whole, point = (
+        next(c["x"] for c in calls if c["function"] == "scatter") for calls in (drawn[1], given[0])
+    )
     np.testing.assert_allclose(whole, point, rtol=1e-9)
     assert mp.plot_distribution(dist, "one", target := [], backend="none")[0] is target
-    with pytest.raises(ValueError, match=r"`var_names` of the distribution, got b. .*There are a, "):
+    with pytest.raises(
+        ValueError, match=r"`var_names` of the distribution, got b. .*There are a, "
+    ):
         mp.plot_distribution(dist, "b", backend="none")
     with pytest.raises(ValueError, match="`ax` to be 3 targets, got a list"):
         mp.plot_distribution(dist, ax=[[], []], backend="none")
@@ -421,20 +482,26 @@ def test_a_distribution_is_drawn_of_what_is_named(dist, rng):
         mp.plot_distribution(dist, backend="none")
     x = rng.normal(size=(4, 50, 1))
     rare = (np.arange(200).reshape(4, 50, 1) == 7).astype(float)
-    (calls,) = mp.plot_distribution(mp.distribution(mp.from_arrays(x, -x, rare), method="zv1"), backend="none")
+    (calls,) = mp.plot_distribution(
+        mp.distribution(mp.from_arrays(x, -x, rare), method="zv1"), backend="none"
+    )
     (line,) = (call for call in calls if call["function"] == "line" and call["label"] == "density")
     assert (line["x"][0], line["x"][-1]) == (0.0, 1.0)
     constant = mp.from_arrays(x, -x, np.ones_like(x))
     assert len(mp.plot_distribution(constant, backend="none")) == 1
     weighted = mp.from_arrays(x, -x, log_weights=np.zeros((4, 50)))
-    (calls,) = mp.plot_distribution(mp.distribution(weighted, method="zv1"), kde=True, backend="none")
+    (calls,) = mp.plot_distribution(
+        mp.distribution(weighted, method="zv1"), kde=True, backend="none"
+    )
     assert any(call.get("label") == "KDE of the draws" for call in calls)
 
 
 def lag_by_lag(series, lags):
     """Return the definition: mean over chains of Σ (x_t − x̄)(x_{t+k} − x̄)/Σ (x_t − x̄)²."""
     x = series - series.mean(axis=1, keepdims=True)
-    return np.stack([((x[:, k:] * x[:, : x.shape[1] - k]).sum(1) / (x**2).sum(1)).mean(0) for k in range(lags)])
+    return np.stack(
+        [((x[:, k:] * x[:, : x.shape[1] - k]).sum(1) / (x**2).sum(1)).mean(0) for k in range(lags)]
+    )
 
 
 def test_the_autocorrelations_are_those_of_integrands_and_residuals(rng, backend, read):
@@ -466,8 +533,12 @@ PRODUCT = [[1.0, -3.0, 0.2], [0.5, -2.0, np.nan], [0.7, 0.1, 3.5]]
 
 
 def test_scores_near_the_threshold_are_at_their_z(backend, read):
-    drawn = read(mp.plot_score_check(check_of([0.5, -1.5, 2.5], PRODUCT), ("a", "b", "c"), backend=backend))
-    for label, expected in zip(LEGEND[:3], ([0.5, 1.5, 2.5], [1.0, 2.0, 3.5], [0.7, 3.0, 0.2]), strict=True):
+    drawn = read(
+        mp.plot_score_check(check_of([0.5, -1.5, 2.5], PRODUCT), ("a", "b", "c"), backend=backend)
+    )
+    for label, expected in zip(
+        LEGEND[:3], ([0.5, 1.5, 2.5], [1.0, 2.0, 3.5], [0.7, 3.0, 0.2]), strict=True
+    ):
         np.testing.assert_allclose(drawn.points[label], [expected, range(3)])
     np.testing.assert_allclose(drawn.line("#000000"), [[[4.0, 4.0], [-0.6, 2.6]]])
     assert sorted(drawn.legend) == sorted(LEGEND)
@@ -476,16 +547,20 @@ def test_scores_near_the_threshold_are_at_their_z(backend, read):
     assert drawn.across[1] > 4.0
     first = read(mp.plot_score_check(check_of([0.5, -1.5, 2.5], PRODUCT), rows=1, backend=backend))
     assert first.rows == {0: "x[0]"}
-    np.testing.assert_allclose(first.points["draw × other scores"], [[0.7], [0]])  # of a parameter that has no row
+    # of a parameter that has no row
+    np.testing.assert_allclose(first.points["draw × other scores"], [[0.7], [0]])
 
 
 def test_scores_far_above_the_threshold_are_at_what_the_ticks_say(backend, read):
     check = check_of([0.5, -1500.0, 1e9], PRODUCT)
     drawn = read(mp.plot_score_check(check, backend=backend))
     x, _ = drawn.points["mean of the score"]
-    np.testing.assert_allclose(4.0 * np.sinh(x), [0.5, 1500.0, 1e4])  # the last is drawn as far as any
+    # the last is drawn as far as any
+    np.testing.assert_allclose(4.0 * np.sinh(x), [0.5, 1500.0, 1e4])
     np.testing.assert_allclose(4.0 * np.sinh(drawn.line("#000000")[0][0]), 4.0)
-    assert [float(text) for text in drawn.columns.values()] == pytest.approx(4.0 * np.sinh([*drawn.columns]))
+    assert [float(text) for text in drawn.columns.values()] == pytest.approx(
+        4.0 * np.sinh([*drawn.columns])
+    )
     assert list(drawn.columns.values()) == ["0", "10", "100", "1000", "10000"]
     assert drawn.across[1] > x.max()
 
@@ -537,9 +612,13 @@ def test_the_path_of_the_evidence_is_at_its_temperatures(evidence, backend, read
         (left, right), (low, high) = halves(drawn.line(color)[0])
         np.testing.assert_allclose([low, high], [mean - 2 * error, mean + 2 * error])
         np.testing.assert_allclose([left, right], [s + shift] * 2)
-    np.testing.assert_allclose(drawn.line(THIRD), [[np.array([0.0, 0.03, 1.0]) ** 0.2, [-9.1, -4.0, -2.0]]])
+    np.testing.assert_allclose(
+        drawn.line(THIRD), [[np.array([0.0, 0.03, 1.0]) ** 0.2, [-9.1, -4.0, -2.0]]]
+    )
     assert sorted(drawn.legend) == ["pooled path", "rungs, controlled", "rungs, plain"]
-    assert [float(text) for text in drawn.columns.values()] == pytest.approx([p**5 for p in drawn.columns])
+    assert [float(text) for text in drawn.columns.values()] == pytest.approx(
+        [p**5 for p in drawn.columns]
+    )
     assert drawn.labels[1:] == ("mean log likelihood", "log evidence -3.21 ± 0.05 (pooled)")
     bare = read(mp.plot_evidence_path(evidence._replace(rungs=None, pooled=None), backend=backend))
     assert bare.legend == []
@@ -555,7 +634,9 @@ def test_the_barrier_has_the_rungs_on_it_and_the_source_of_the_error(evidence, b
     t = np.array([0.0, 0.01, 0.5, 1.0])
     (line,) = drawn.line(CONTROLLED)
     np.testing.assert_allclose(line, [np.linspace(0.0, 1.0, 5), [0.0, 0.25, 0.5, 0.75, 1.0]])
-    np.testing.assert_allclose(drawn.points["rungs"], [np.sqrt(t), np.interp(t, barrier.temperatures, line[1])])
+    np.testing.assert_allclose(
+        drawn.points["rungs"], [np.sqrt(t), np.interp(t, barrier.temperatures, line[1])]
+    )
     np.testing.assert_allclose(drawn.points["share of the variance"], [np.sqrt(t), share])
     assert "barrier up to t, of 1.2" in drawn.legend
     with pytest.raises(mp.InputError, match="an evidence without a barrier"):
@@ -565,7 +646,9 @@ def test_the_barrier_has_the_rungs_on_it_and_the_source_of_the_error(evidence, b
 def test_a_trace_shows_the_overlap_of_its_halves(evidence, backend, read):
     rng = np.random.default_rng(0)
     sets = tuple(rng.normal(0.1, 1.0, 500) for _ in range(4))
-    trace = evidence._replace(diagnostics=BridgeOverlap(sets[:2], sets[2:]), temperatures=np.zeros(0), info={})
+    trace = evidence._replace(
+        diagnostics=BridgeOverlap(sets[:2], sets[2:]), temperatures=np.zeros(0), info={}
+    )
     drawn = read(mp.plot_evidence_path(trace, backend=backend))
     lines = [*drawn.line(CONTROLLED), *drawn.line(PLAIN)]
     assert len(lines) == 4
@@ -594,7 +677,11 @@ def test_the_squares_are_the_correlations(rng, backend, read):
     assert {(x, y): word for word, x, y in drawn.words} == {
         (j, i): f"{joint.task_correlation[i, j]:.2f}" for i in range(3) for j in range(3)
     }
-    many = read(mp.plot_task_correlation(joint_of(rng, tuple(f"task {j}" for j in range(41))), backend=backend))
+    many = read(
+        mp.plot_task_correlation(
+            joint_of(rng, tuple(f"task {j}" for j in range(41))), backend=backend
+        )
+    )
     assert many.words == []
     assert many.rows == many.columns == {j: f"task {j}" for j in range(0, 41, 3)}
     assert many.across == (-0.5, 40.5)
@@ -606,7 +693,10 @@ def test_markup_and_mathematics_in_names_are_letters(rng, backend, read):
     names = dict(enumerate(MARKUP))
     assert read(mp.plot_gain(estimate, backend=backend)).rows == names
     assert read(mp.plot_controlled_forest(estimate, backend=backend)).rows == names
-    assert read(mp.plot_score_check(check_of([0.5, 1.0, 2.0], PRODUCT), MARKUP, backend=backend)).rows == names
+    assert (
+        read(mp.plot_score_check(check_of([0.5, 1.0, 2.0], PRODUCT), MARKUP, backend=backend)).rows
+        == names
+    )
     drawn = read(mp.plot_task_correlation(joint_of(rng, MARKUP), backend=backend))
     assert drawn.rows == drawn.columns == names
 
@@ -655,16 +745,26 @@ def test_a_report_is_drawn_by_matplotlib_whatever_the_default(evidence):
 
 
 def test_a_wrong_backend_or_target_is_refused(estimate):
-    with pytest.raises(ValueError, match=r"plot_gain: expected `backend` to be one of matplotlib.*got 'gnuplot'"):
+    with pytest.raises(
+        ValueError, match=r"plot_gain: expected `backend` to be one of matplotlib.*got 'gnuplot'"
+    ):
         mp.plot_gain(estimate, backend="gnuplot")
-    with pytest.raises(TypeError, match=r"plot_gain: expected `ax` to be a target of plotly, got a list"):
+    with pytest.raises(
+        TypeError, match=r"plot_gain: expected `ax` to be a target of plotly, got a list"
+    ):
         mp.plot_gain(estimate, [], backend="plotly")
-    with pytest.raises(TypeError, match=r"plot_controlled_forest: .*any backend of arviz-plots, got a str"):
+    with pytest.raises(
+        TypeError, match=r"plot_controlled_forest: .*any backend of arviz-plots, got a str"
+    ):
         mp.plot_controlled_forest(estimate, "axes")
 
 
-@pytest.mark.parametrize(("backend", "absent"), [("bokeh", "bokeh"), ("plotly", "plotly"), ("plotly", "webcolors")])
-def test_a_backend_that_is_not_installed_is_named_with_its_cure(monkeypatch, estimate, backend, absent):
+@pytest.mark.parametrize(
+    ("backend", "absent"), [("bokeh", "bokeh"), ("plotly", "plotly"), ("plotly", "webcolors")]
+)
+def test_a_backend_that_is_not_installed_is_named_with_its_cure(
+    monkeypatch, estimate, backend, absent
+):
     monkeypatch.setattr(canvas, "find_spec", lambda name: None if name == absent else object())
     with pytest.raises(ImportError, match=rf"plot_gain: .*no {absent}.*mcmcpost\[plots\]"):
         mp.plot_gain(estimate, backend=backend)
@@ -672,7 +772,8 @@ def test_a_backend_that_is_not_installed_is_named_with_its_cure(monkeypatch, est
 
 
 @pytest.mark.parametrize(
-    ("low", "high"), [(-0.05, 1.4), (-0.9, 2.2), (-0.05, 4.1), (-3.0, 40.0), (0.7, 1.9), (-9.0, 2.0)]
+    ("low", "high"),
+    [(-0.05, 1.4), (-0.9, 2.2), (-0.05, 4.1), (-3.0, 40.0), (0.7, 1.9), (-9.0, 2.0)],
 )
 def test_ticks_of_decades_say_where_they_are(low, high):
     places, texts = decade_ticks(low, high)
@@ -680,7 +781,11 @@ def test_ticks_of_decades_say_where_they_are(low, high):
     assert all(low <= place <= high for place in places)
     superscripts = str.maketrans("⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "-0123456789")
     for place, text in zip(places, texts, strict=True):
-        power = text[2:].translate(superscripts) if text[2:] != text[2:].translate(superscripts) else None
+        power = (
+            text[2:].translate(superscripts)
+            if text[2:] != text[2:].translate(superscripts)
+            else None
+        )
         assert place == pytest.approx(np.log10(float(text)) if power is None else float(power))
 
 
@@ -691,13 +796,17 @@ def test_ticks_of_an_asinh_axis_say_where_they_are():
     np.testing.assert_allclose(asinh_scaled(np.array(texts, dtype=float), 4.5), places)
 
 
-@pytest.mark.parametrize(("low", "high"), [(-0.13, 0.09), (-1.0, 1.0), (3.0, 3.001), (-1e-7, 4e-7), (-2e6, 9e6)])
+@pytest.mark.parametrize(
+    ("low", "high"), [(-0.13, 0.09), (-1.0, 1.0), (3.0, 3.001), (-1e-7, 4e-7), (-2e6, 9e6)]
+)
 def test_even_ticks_are_few_round_and_inside(low, high):
     places, texts = even_ticks(low, high)
     assert 2 <= len(places) <= 6
     assert low <= min(places) < max(places) <= high
     np.testing.assert_allclose(np.diff(places), places[1] - places[0], rtol=1e-6)
-    assert [float(text.replace("−", "-")) for text in texts] == pytest.approx(places, abs=1e-3 * (high - low))
+    assert [float(text.replace("−", "-")) for text in texts] == pytest.approx(
+        places, abs=1e-3 * (high - low)
+    )
 
 
 @pytest.mark.parametrize("last", [0, 1, 5, 8, 9, 40, 41, 1000])

@@ -36,7 +36,9 @@ METHODS = {
     "zv3_lasso": ZeroVariance(3, Lasso()),
     "cf": ControlFunctional(),
     "cf_given": ControlFunctional(SquaredExponential(2.0), 1e-4),
-    "cf_cg": ControlFunctional(SquaredExponential(2.0), 1e-3, solver=ConjugateGradients(1e-8, 300, 50)),
+    "cf_cg": ControlFunctional(
+        SquaredExponential(2.0), 1e-3, solver=ConjugateGradients(1e-8, 300, 50)
+    ),
     "semi_exact": SemiExact(2, SquaredExponential(3.0), 1e-6),
     "vector_valued": VectorValued(SquaredExponential(2.0), nugget=1e-4),
     "trained": TrainedVectorValued(
@@ -67,11 +69,17 @@ def gaussian_trace(rng: np.random.Generator, shape: tuple[int, ...] = (4, 100, 2
 
 
 def estimate(
-    trace: Trace, values: np.ndarray, method: object, events: np.ndarray | None = None, **options: object
+    trace: Trace,
+    values: np.ndarray,
+    method: object,
+    events: np.ndarray | None = None,
+    **options: object,
 ) -> Estimate:
     """Estimate with names made up."""
     names = tuple(f"f{j}" for j in range(values.shape[-1]))
-    return estimate_expectations(Sample.of(trace, names, values, events), method, Options(**options))
+    return estimate_expectations(
+        Sample.of(trace, names, values, events), method, Options(**options)
+    )
 
 
 def quantiles(
@@ -83,13 +91,16 @@ def quantiles(
 ) -> Estimate:
     """Estimate quantiles with names made up."""
     names = tuple(f"f{j}" for j in range(values.shape[-1]))
-    return Distribution.of(Sample.of(trace, names, values, events), method, Options()).quantile(np.array(levels))
+    return Distribution.of(Sample.of(trace, names, values, events), method, Options()).quantile(
+        np.array(levels)
+    )
 
 
 def structure_fields(
     blocks: Blocks, shift: np.ndarray, scale: np.ndarray, d: int
 ) -> Iterator[Callable[[np.ndarray], np.ndarray]]:
-    """Yield the vector fields of the families of named dimensions, in order, as functions of raw coordinates.
+    """Yield the vector fields of the families of named dimensions, in order, as functions of raw
+    coordinates.
 
     Neighbours are those of lags 1 and 3.
     """
@@ -126,7 +137,11 @@ def structure_fields(
             for i in k:
                 yield lambda x, field=field, i=i: field(x) * standard(x)[i]
         for i in k:
-            yield lambda x, a=a, i=i, lag=lag: jnp.dot((part[a] @ x)[:-lag], (part[a] @ x)[lag:]) / m * own[i]
+            yield (
+                lambda x, a=a, i=i, lag=lag: (
+                    jnp.dot((part[a] @ x)[:-lag], (part[a] @ x)[lag:]) / m * own[i]
+                )
+            )
     for i in range(d):
         yield lambda x, i=i: standard(x)[i] * own[i]
     for i in blocks.blocks[1]:

@@ -7,10 +7,24 @@ import pytest
 from control_cases import ar1, estimate, gaussian_trace
 from scipy.stats import norm
 
-from mcmcpost.control import REML, Auto, ControlFunctional, GridREML, SemiExact, Subsets, solve_stein_weights
+from mcmcpost.control import (
+    REML,
+    Auto,
+    ControlFunctional,
+    GridREML,
+    SemiExact,
+    Subsets,
+    solve_stein_weights,
+)
 from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernels.choice import OwnGridREML
-from mcmcpost.control.kernels.systems import KernelData, cross_product, crossfit_dense, crossfit_iterative, kernel_data
+from mcmcpost.control.kernels.systems import (
+    KernelData,
+    cross_product,
+    crossfit_dense,
+    crossfit_iterative,
+    kernel_data,
+)
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import Status
 from mcmcpost.solve import ConjugateGradients
@@ -29,7 +43,8 @@ def problem(rng):
 
 
 def definition(problem, design, rows, out, seen=None):
-    """Return β̂ and g at `out` of the fit on `rows`, from the formulas, with plain inverses; `seen` are all its rows."""
+    """Return β̂ and g at `out` of the fit on `rows`, from the formulas, with plain inverses; `seen`
+    are all its rows."""
     z, s = jnp.asarray(problem.draws), jnp.asarray(problem.scores)
     gram = np.asarray(stein_gram(KERNEL, z, s))
     gram = gram / gram.diagonal()[problem.counts > 0 if seen is None else seen].mean()
@@ -49,14 +64,20 @@ def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree))
     fit = crossfit_dense(SteinTile(KERNEL), NUGGET, system(problem, design))
     everyone = np.arange(problem.num_states)
-    np.testing.assert_allclose(fit.mean[0], definition(problem, design, everyone, everyone)[0], rtol=1e-7)
+    np.testing.assert_allclose(
+        fit.mean[0], definition(problem, design, everyone, everyone)[0], rtol=1e-7
+    )
     for k, (out, train) in enumerate(problem.folds.rows()):
         expected = definition(problem, design, train, out)[1]
-        np.testing.assert_allclose(fit.control[k][problem.folds.held_out()[1][k]], expected, rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(
+            fit.control[k][problem.folds.held_out()[1][k]], expected, rtol=1e-6, atol=1e-8
+        )
     for means, folds in zip(fit.refits[1:], Subsets.of(problem.folds.num_folds), strict=True):
         for found, kept in zip(means, folds, strict=True):
             rows = np.flatnonzero(kept[problem.folds.labels])
-            np.testing.assert_allclose(found[0], definition(problem, design, rows, rows[:1])[0], rtol=1e-6)
+            np.testing.assert_allclose(
+                found[0], definition(problem, design, rows, rows[:1])[0], rtol=1e-6
+            )
 
 
 def test_fits_on_some_of_the_rows_predict_the_others(problem):
@@ -93,7 +114,9 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
     solver = ConjugateGradients(rtol=1e-3, budget=5, rank=20)
 
     def fit(*arrays: object) -> object:
-        return crossfit_iterative(SteinTile(KERNEL), jnp.asarray(1e-3), solver, KernelData(*arrays, data.folds))
+        return crossfit_iterative(
+            SteinTile(KERNEL), jnp.asarray(1e-3), solver, KernelData(*arrays, data.folds)
+        )
 
     jaxpr = jax.make_jaxpr(fit)(*data[:-1])
 
@@ -114,7 +137,9 @@ def test_the_matrix_free_fit_never_forms_the_matrix(rng):
 def test_an_unfinished_solve_says_so_and_stays_unbiased(rng):
     trace = gaussian_trace(rng, (4, 200, 2))
     values = np.exp(0.4 * trace.draws[..., :1])
-    method = ControlFunctional(SquaredExponential(1.0), 1e-6, solver=ConjugateGradients(1e-10, 2, 10))
+    method = ControlFunctional(
+        SquaredExponential(1.0), 1e-6, solver=ConjugateGradients(1e-10, 2, 10)
+    )
     result = estimate(trace, values, method)
     assert result.status[0] in (Status.NOT_CONVERGED, Status.PLAIN)
     assert abs(result.mean_crossfit[0] - np.exp(0.08)) < 4.5 * result.mcse[0]
@@ -129,12 +154,17 @@ def test_repeated_states_are_their_counts(rng):
     assert twice.counts[:80].min() == 2
     np.testing.assert_allclose(twice.values, once.values)
     method = ControlFunctional(KERNEL, NUGGET)
-    assert estimate(make_trace(doubled, -doubled), np.cos(doubled), method).status == (Status.CONTROLLED,) * 2
+    assert (
+        estimate(make_trace(doubled, -doubled), np.cos(doubled), method).status
+        == (Status.CONTROLLED,) * 2
+    )
 
 
 def test_a_singular_system_at_the_requested_nugget_is_reported(rng):
     trace = gaussian_trace(rng, (2, 60, 1))
-    result = estimate(trace, np.cos(trace.draws), ControlFunctional(SquaredExponential(50.0), 1e-18))
+    result = estimate(
+        trace, np.cos(trace.draws), ControlFunctional(SquaredExponential(50.0), 1e-18)
+    )
     assert result.status == (Status.NUGGET_RAISED,)
     assert result.info["fits"][0]["nugget_used"] > 1e-18
 
@@ -177,7 +207,9 @@ def test_fits_on_a_subset_still_hold_out_every_draw(rng):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", [ControlFunctional(KERNEL, NUGGET), SemiExact(2, KERNEL, NUGGET)])
+@pytest.mark.parametrize(
+    "method", [ControlFunctional(KERNEL, NUGGET), SemiExact(2, KERNEL, NUGGET)]
+)
 def test_stein_weights_are_the_linear_rule_of_the_fit(rng, method):
     x = rng.normal(size=(4, 50, 2))
     x[:, 20:22] = x[:, 19:20]
@@ -185,30 +217,47 @@ def test_stein_weights_are_the_linear_rule_of_the_fit(rng, method):
     values = np.stack([np.cos(x[..., 0]), x[..., 0] * x[..., 1]], axis=-1)
     weights = solve_stein_weights(trace, values, method)
     np.testing.assert_allclose(weights.values.sum(), 1.0, rtol=1e-9)
-    np.testing.assert_allclose(weights.mean(values), estimate(trace, values, method).mean, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        weights.mean(values), estimate(trace, values, method).mean, rtol=1e-6, atol=1e-9
+    )
     with pytest.raises(ValueError, match="leading shape"):
         weights.mean(values[:, 1:])
 
 
 @pytest.mark.slow
 def test_a_kernel_too_large_to_form_gives_the_same_product(monkeypatch, rng):
-    rows, columns = ((jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2)))) for n in (100, 41))
+    rows, columns = (
+        (jnp.asarray(rng.normal(size=(n, 2))), jnp.asarray(rng.normal(size=(n, 2))))
+        for n in (100, 41)
+    )
     V, tile = jnp.asarray(rng.normal(size=(41, 3))), SteinTile(InverseMultiquadric(1.5))
     formed = cross_product(tile, rows, columns, V)
     monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 0)
-    np.testing.assert_allclose(cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12)
+    np.testing.assert_allclose(
+        cross_product(tile, rows, columns, V), formed, rtol=1e-12, atol=1e-12
+    )
 
 
 @pytest.mark.slow
 def test_lengthscales_of_few_coordinates_are_found_by_each_integrand_for_itself(rng):
-    """Long where the integrand does not vary, the same beside other integrands, and better than one for all."""
+    """Long where the integrand does not vary, the same beside other integrands, and better than one
+    for all."""
     trace = gaussian_trace(rng, (4, 60, 4))
     x = trace.draws
     values = np.stack([np.sin(2 * x[..., 1]), np.cos(x.sum(axis=-1))], axis=-1)
     moments = (0.0, 1.0)
-    both, one = (estimate(trace, values[..., :p], ControlFunctional(), standardize=moments) for p in (2, 1))
-    isotropic = estimate(trace, values[..., :1], ControlFunctional(tuning=GridREML(polish=False)), standardize=moments)
-    lengths = np.array(next(fit for fit in both.info["fits"] if fit["integrands"] == [0])["parameters"][0])
+    both, one = (
+        estimate(trace, values[..., :p], ControlFunctional(), standardize=moments) for p in (2, 1)
+    )
+    isotropic = estimate(
+        trace,
+        values[..., :1],
+        ControlFunctional(tuning=GridREML(polish=False)),
+        standardize=moments,
+    )
+    lengths = np.array(
+        next(fit for fit in both.info["fits"] if fit["integrands"] == [0])["parameters"][0]
+    )
     assert (np.delete(lengths, 1) > 5 * lengths[1]).all()
     assert abs(both.mean[0] - one.mean[0]) < 1e-3 * one.mcse[0]
     assert one.variance_ratio[0] > 10 * isotropic.variance_ratio[0]
@@ -217,7 +266,8 @@ def test_lengthscales_of_few_coordinates_are_found_by_each_integrand_for_itself(
 
 @pytest.mark.slow
 def test_a_step_that_the_likelihood_would_interpolate_is_fitted_with_a_ridge():
-    """Of an indicator on chains with gaps; without the ridge a tenth of the estimates are off by many plain errors."""
+    """Of an indicator on chains with gaps; without the ridge a tenth of the estimates are off by
+    many plain errors."""
     off, plain, ridged = [], [], 0
     for r in range(12):
         x = ar1(np.random.default_rng(r), (4, 60, 2), 0.9)
@@ -231,9 +281,17 @@ def test_a_step_that_the_likelihood_would_interpolate_is_fitted_with_a_ridge():
 
 @pytest.mark.parametrize(
     ("d", "draws", "weighted", "own"),
-    [(1, 300, False, []), (3, 60, False, None), (3, 150, False, [3.0]), (3, 251, False, [60.0]), (3, 150, True, [])],
+    [
+        (1, 300, False, []),
+        (3, 60, False, None),
+        (3, 150, False, [3.0]),
+        (3, 251, False, [60.0]),
+        (3, 150, True, []),
+    ],
 )
-def test_auto_seeks_lengthscales_of_their_own_where_the_grid_has_left_much(rng, d, draws, weighted, own):
+def test_auto_seeks_lengthscales_of_their_own_where_the_grid_has_left_much(
+    rng, d, draws, weighted, own
+):
     problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 2)))
     found = Auto()._dearer(problem._replace(weighted=weighted), np.array([1.0, 1e-5]))
     kernels = [(m.tuning, columns.tolist()) for m, columns in found if isinstance(m, SemiExact)]
@@ -244,10 +302,13 @@ def test_auto_seeks_lengthscales_of_their_own_where_the_grid_has_left_much(rng, 
 
 @pytest.mark.slow
 def test_auto_tries_a_kernel_on_a_few_states_first(rng):
-    """Where a quadratic leaves noise a kernel promises nothing; for a sine of the sum of a few coordinates it does."""
+    """Where a quadratic leaves noise a kernel promises nothing; for a sine of the sum of a few
+    coordinates it does."""
     trace = gaussian_trace(rng, (4, 300, 4))
     x = trace.draws
-    values = np.stack([x[..., 0] * x[..., 1] + rng.normal(size=x.shape[:2]), np.sin(x.sum(axis=-1) / 2)], axis=-1)
+    values = np.stack(
+        [x[..., 0] * x[..., 1] + rng.normal(size=x.shape[:2]), np.sin(x.sum(axis=-1) / 2)], axis=-1
+    )
     promising = Auto()._promises(make_problem(trace, values))
     assert promising.tolist() == [False, True]
 
@@ -261,7 +322,9 @@ def test_a_kernel_of_an_integrands_own_is_fitted_where_its_lengthscales_are_wort
     fit = SemiExact(2, tuning=OwnGridREML(), max_states=1_000).crossfit(problem)
     assert [facts["integrands"] for facts in fit.info["fits"]] == [[0]]
     assert np.isfinite(fit.mean).tolist() == [True, False]
-    nothing = SemiExact(2, tuning=OwnGridREML(), max_states=1_000).crossfit(make_problem(trace, values[..., 1:]))
+    nothing = SemiExact(2, tuning=OwnGridREML(), max_states=1_000).crossfit(
+        make_problem(trace, values[..., 1:])
+    )
     assert nothing.status == (Status.PLAIN,)
     assert not nothing.control.any()
     alike = estimate(trace, values, SemiExact(2, tuning=GridREML(polish=False), max_states=1_000))

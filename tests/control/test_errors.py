@@ -50,9 +50,13 @@ def test_balanced_halves_of_a_mean_are_its_jackknife(folds, rng):
     blocks = problem.values[: folds * 30].reshape(folds, 30).mean(axis=1)
     expected = blocks.var(ddof=1) / folds
     for means in (refits, refits._replace(halves=np.full_like(refits.halves, np.nan))):
-        np.testing.assert_allclose(refit_variance(problem.outline, plain.mean, means), expected, rtol=1e-9)
+        np.testing.assert_allclose(
+            refit_variance(problem.outline, plain.mean, means), expected, rtol=1e-9
+        )
     alone = refits._replace(without_fold=np.full_like(refits.without_fold, np.nan))
-    np.testing.assert_allclose(refit_variance(problem.outline, plain.mean, alone), expected, rtol=1e-9)
+    np.testing.assert_allclose(
+        refit_variance(problem.outline, plain.mean, alone), expected, rtol=1e-9
+    )
     assert np.isnan(refit_variance(problem.outline, plain.mean, Refits.none(folds, 1))).all()
 
 
@@ -67,18 +71,23 @@ def test_halves_and_quarters_are_what_they_are_called(folds):
 
 @pytest.mark.parametrize("rate", [0.5, 0.8, 1.0])
 def test_the_rate_of_convergence_is_read_off_halves_and_quarters(rate, rng):
-    """Deviations of an estimator of variance n^(−2a), each part's its own: the variance is found for every a."""
+    """Deviations of an estimator of variance n^(−2a), each part's its own: the variance is found
+    for every a."""
     x = rng.normal(size=(4, 200, 2000))
     problem = make_problem(make_trace(x[..., :1], -x[..., :1]), x)
     halves, quarters = Subsets.of(8)
     kept = (~np.eye(8, dtype=bool), halves, quarters)
-    means = [rng.normal(size=(len(k), 2000)) * np.sqrt(k.mean(axis=1)[:, None] ** (-2 * rate) - 1) for k in kept]
+    means = [
+        rng.normal(size=(len(k), 2000)) * np.sqrt(k.mean(axis=1)[:, None] ** (-2 * rate) - 1)
+        for k in kept
+    ]
     every, error = np.full(2000, 800.0), 1e-3  # that of the plain mean is 0.035
     of_all, of_none = (problem._replace(participants=part).outline for part in (every, 0 * every))
     small, large = (Refits(*(scale * part for part in means)) for scale in (error, 1.0))
     found = refit_variance(of_all, np.zeros(2000), small) / error**2
     assert 0.9 < np.median(found) < 1.6
-    # Where no draw participates, and where a quarter's fit is worse than its plain mean, it is the rate of a mean.
+    # Where no draw participates, and where a quarter's fit is worse than its plain mean, it is the
+    # rate of a mean.
     slow = refit_variance(of_none, np.zeros(2000), small) / error**2
     np.testing.assert_allclose(refit_variance(of_all, np.zeros(2000), large), slow, rtol=1e-9)
     assert np.median(slow) >= 0.99 * np.median(found)
@@ -93,9 +102,13 @@ def test_few_participants_and_a_gap_enlarge_the_error(rng):
     plain = PlainMean().crossfit(problem)
     error = total_error(problem, plain, np.full(2, 0.05))
     few = problem.participants[1]
-    np.testing.assert_allclose(few, (problem.values[:, 1] ** 2).sum() ** 2 / (problem.values[:, 1] ** 4).sum())
+    np.testing.assert_allclose(
+        few, (problem.values[:, 1] ** 2).sum() ** 2 / (problem.values[:, 1] ** 4).sum()
+    )
     assert few < 5
-    np.testing.assert_allclose(error[1], 0.05 * (400 / (3 * few)) ** 0.25 * np.sqrt(1 + 3 / few), rtol=1e-9)
+    np.testing.assert_allclose(
+        error[1], 0.05 * (400 / (3 * few)) ** 0.25 * np.sqrt(1 + 3 / few), rtol=1e-9
+    )
     apart = total_error(problem, plain._replace(mean=plain.mean + 1.0), np.full(2, 0.05))
     np.testing.assert_allclose(apart, np.sqrt(error**2 + 1.0), rtol=1e-9)
 
@@ -103,11 +116,14 @@ def test_few_participants_and_a_gap_enlarge_the_error(rng):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
-    """Held-out residuals of a kernel that follows the integrand are small around a constant that is wrong."""
+    """Held-out residuals of a kernel that follows the integrand are small around a constant that is
+    wrong."""
     z = []
     for r in range(80):
         x = np.random.default_rng(r).normal(size=(4, 50, 1))
-        found = estimate(make_trace(x, -x), np.exp(1.5 * x), ControlFunctional(KERNEL, 1e-6), fallback=False)
+        found = estimate(
+            make_trace(x, -x), np.exp(1.5 * x), ControlFunctional(KERNEL, 1e-6), fallback=False
+        )
         z.append((found.mean[0] - np.exp(1.125)) / found.mcse[0])
     assert np.mean(np.square(z)) < 1.5
     assert np.abs(z).max() < 5
@@ -115,7 +131,8 @@ def test_a_constant_that_a_few_draws_decide_has_an_error_of_its_size():
 
 @pytest.mark.slow
 def test_two_forms_of_a_kernel_fit_that_disagree_are_in_doubt():
-    """No draw of a Student t3 beyond 2.5: the semi-exact fit is twenty errors off by all that it sees itself."""
+    """No draw of a Student t3 beyond 2.5: the semi-exact fit is twenty errors off by all that it
+    sees itself."""
     law, truth = student(3.0), (1 + np.sqrt(3)) * np.exp(-np.sqrt(3))
     z = []
     for r in range(12):
@@ -150,8 +167,10 @@ def test_forms_of_a_kernel_fit_that_agree_are_not_in_doubt(rng):
 
 @pytest.mark.slow
 def test_what_a_kernel_makes_of_a_tail_that_no_draw_visited_is_in_its_error():
-    """Log-gamma draws, 4 × 1,000: the residuals of a kernel on 1,600 of them are tiny wherever a draw is."""
-    truth = quad(lambda u: np.cos(u) * np.exp(3 * u - 2 * np.exp(u)) * 4, -40, 4)[0]  # the gamma of shape 3 and rate 2
+    """Log-gamma draws, 4 × 1,000: the residuals of a kernel on 1,600 of them are tiny wherever a
+    draw is."""
+    # the gamma of shape 3 and rate 2
+    truth = quad(lambda u: np.cos(u) * np.exp(3 * u - 2 * np.exp(u)) * 4, -40, 4)[0]
     z = []
     for r in range(6):
         u = np.log(np.random.default_rng(r).gamma(3.0, 0.5, (4, 1000, 1)))
@@ -163,7 +182,8 @@ def test_what_a_kernel_makes_of_a_tail_that_no_draw_visited_is_in_its_error():
 
 @pytest.mark.slow
 def test_a_kernel_of_one_coordinate_among_many_is_compared_with_the_kernel_alone(monkeypatch):
-    """cos u of the first of five gamma logarithms: on these draws the fit was nine of its errors off."""
+    """cos u of the first of five gamma logarithms: on these draws the fit was nine of its errors
+    off."""
     rng = np.random.default_rng([11, 5, 77])
     u = np.log(rng.gamma(3.0, size=(4, 1000, 5)))
     truth = quad(lambda u: np.cos(u) * np.exp(3 * u - np.exp(u)) / 2, -40, 5)[0]
@@ -173,7 +193,9 @@ def test_a_kernel_of_one_coordinate_among_many_is_compared_with_the_kernel_alone
     assert found.gain[0] > 1e4
     assert abs(found.mean[0] - truth) < 4 * found.mcse[0]
     monkeypatch.setattr("mcmcpost.control.kernels.functional._of_few", lambda *_: [])
-    monkeypatch.setattr("mcmcpost.control.kernels.choice.Setting.num_resolved", lambda _, d: float(d))
+    monkeypatch.setattr(
+        "mcmcpost.control.kernels.choice.Setting.num_resolved", lambda _, d: float(d)
+    )
     before = estimate(trace, values, method)
     assert abs(before.mean[0] - truth) > 7 * before.mcse[0]
 
@@ -184,7 +206,11 @@ def test_an_unseen_tail_counts_less_in_more_coordinates(rng, monkeypatch):
     doubts = []
     for few in (1, 3, 6):
         monkeypatch.setattr("mcmcpost.control.kernels.functional.COMPARED_COORDINATES", few)
-        doubts.append(ControlFunctional(SquaredExponential(2.0), 1e-6, max_states=200).crossfit(problem).doubt[0])
+        doubts.append(
+            ControlFunctional(SquaredExponential(2.0), 1e-6, max_states=200)
+            .crossfit(problem)
+            .doubt[0]
+        )
     assert 0 < 1.5 * doubts[0] < doubts[1] < doubts[2] / 1.5
 
 
@@ -212,7 +238,9 @@ def test_gains_that_are_there_are_reported(method):
     truth = np.array([np.exp(0.045), np.cos(0.5) * np.exp(-0.245)])
     for r in range(60):
         x = np.random.default_rng(r).normal(size=(4, 50, 1))
-        found = estimate(make_trace(x, -x), np.concatenate([np.exp(0.3 * x), np.cos(0.5 + 0.7 * x)], -1), method)
+        found = estimate(
+            make_trace(x, -x), np.concatenate([np.exp(0.3 * x), np.cos(0.5 + 0.7 * x)], -1), method
+        )
         off.append(found.mean - truth)
         plain.append(found.mean_plain - truth)
         gain.append(found.gain)
@@ -224,7 +252,8 @@ def test_gains_that_are_there_are_reported(method):
 
 @pytest.mark.slow
 def test_a_restricted_basis_does_not_turn_with_the_sample_covariance():
-    """Features of single coordinates are biased in coordinates that the draws themselves have turned."""
+    """Features of single coordinates are biased in coordinates that the draws themselves have
+    turned."""
     method = ZeroVariance(2, LeastSquares(), max_interaction=1)
     own, turned = [], []
     for r in range(30):
@@ -272,7 +301,15 @@ def test_errors_of_quantiles_hold_in_the_tails_and_beyond_the_draws():
     for r in range(30):
         x = np.random.default_rng(r).normal(size=(4, 250, 1))
         found = quantiles(make_trace(x, -x), x, levels)
-        assert [s is Status.UNSEEN for s in found.status] == [True, True, True, False, False, False, True]
+        assert [s is Status.UNSEEN for s in found.status] == [
+            True,
+            True,
+            True,
+            False,
+            False,
+            False,
+            True,
+        ]
         z.append((found.mean - norm.ppf(levels)) / found.mcse)
     assert (np.mean(np.square(z), axis=0) < 2).all()
     assert np.abs(z).max() < 5
@@ -280,7 +317,8 @@ def test_errors_of_quantiles_hold_in_the_tails_and_beyond_the_draws():
 
 @pytest.mark.usefixtures("unchecked")
 def test_a_quantile_near_a_jump_has_the_error_of_both_sides():
-    """The median of an indicator whose probability is 0.515: in a third of the runs the other side looks likelier."""
+    """The median of an indicator whose probability is 0.515: in a third of the runs the other side
+    looks likelier."""
     square, error = [], []
     for r in range(40):
         x = np.random.default_rng(r).normal(size=(4, 50, 1))
@@ -292,9 +330,12 @@ def test_a_quantile_near_a_jump_has_the_error_of_both_sides():
 
 
 def test_a_quantile_that_is_the_largest_value_is_no_unseen_event(rng):
-    """Every draw is at most the largest value: of a discrete or capped quantity many draws have it."""
+    """Every draw is at most the largest value: of a discrete or capped quantity many draws have
+    it."""
     x = rng.normal(size=(4, 250, 1))
-    values = np.concatenate([x > -0.4, -1.0 * (x > -0.4), np.minimum(x, 0.0), np.maximum(-x, 0.0)], axis=-1)
+    values = np.concatenate(
+        [x > -0.4, -1.0 * (x > -0.4), np.minimum(x, 0.0), np.maximum(-x, 0.0)], axis=-1
+    )
     found = quantiles(make_trace(x, -x), values, [0.1, 0.5, 0.9])
     assert set(found.status) == {Status.PLAIN}
     assert found.mean[[1, 4, 8, 9]].tolist() == [1.0, -1.0, 0.0, 0.0]
@@ -316,8 +357,13 @@ def test_a_quantile_of_too_few_draws_has_no_error(draws, rng):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_kernel_that_the_draws_leave_free_is_in_doubt():
-    """Where the density is not small at the outermost draws: cosines of a Student t, a bump beyond the last draw."""
-    weights, places, scales = np.array([0.2, 0.5, 0.3]), np.array([-2.5, 0.0, 2.0]), np.array([0.6, 0.7, 0.5])
+    """Where the density is not small at the outermost draws: cosines of a Student t, a bump beyond
+    the last draw."""
+    weights, places, scales = (
+        np.array([0.2, 0.5, 0.3]),
+        np.array([-2.5, 0.0, 2.0]),
+        np.array([0.6, 0.7, 0.5]),
+    )
     modes = np.sum(weights * np.exp(0.5 * places + scales**2 / 8))
     heavy = 2 * quad(lambda x: student.pdf(x, 5) * np.cos(x), 0, 200, limit=2000, epsabs=1e-13)[0]
     z = []
@@ -328,7 +374,9 @@ def test_a_kernel_that_the_draws_leave_free_is_in_doubt():
         mode = rng.choice(3, p=weights, size=(4, 50))
         x = (places[mode] + scales[mode] * rng.normal(size=(4, 50)))[..., None]
         part = weights * norm.pdf(x, places, scales)
-        scores = (part * (places - x) / scales**2).sum(axis=-1, keepdims=True) / part.sum(axis=-1, keepdims=True)
+        scores = (part * (places - x) / scales**2).sum(axis=-1, keepdims=True) / part.sum(
+            axis=-1, keepdims=True
+        )
         two = estimate(make_trace(x, scores), np.exp(x / 2), Auto())
         z.append([(one.mean[0] - heavy) / one.mcse[0], (two.mean[0] - modes) / two.mcse[0]])
         assert one.gain[0] > 20
@@ -374,10 +422,21 @@ def test_an_integrand_without_a_variance_says_so_and_others_do_not(rng):
     x = rng.standard_normal((4, 250, 3))
     trace = make_trace(x, -x)
     none = np.random.default_rng(1).standard_t(1.2, size=(4, 250))
-    ties = np.where(x[..., 0] > 3.0, 50.0, x[..., 1] > 0)  # as heavy as can be, but with no tail to fit
+    # as heavy as can be, but with no tail to fit
+    ties = np.where(x[..., 0] > 3.0, 50.0, x[..., 1] > 0)
     excess = np.maximum(none - 1.0, 0.0)  # with one tail, since most of it is zero
-    found = estimate(trace, np.stack([x[..., 0], np.exp(0.5 * x[..., 1]), none, ties, excess], axis=-1), PlainMean())
-    assert found.status == (Status.PLAIN, Status.PLAIN, Status.HEAVY_TAIL, Status.PLAIN, Status.HEAVY_TAIL)
+    found = estimate(
+        trace,
+        np.stack([x[..., 0], np.exp(0.5 * x[..., 1]), none, ties, excess], axis=-1),
+        PlainMean(),
+    )
+    assert found.status == (
+        Status.PLAIN,
+        Status.PLAIN,
+        Status.HEAVY_TAIL,
+        Status.PLAIN,
+        Status.HEAVY_TAIL,
+    )
     controlled = estimate(trace, np.exp(3 * x[..., :1]), ZeroVariance(2))
     assert controlled.status == (Status.HEAVY_TAIL,)
 

@@ -32,16 +32,21 @@ from mcmcpost.trace import Trace, make_trace
 TRUTH = np.array([np.exp(-0.5 * 1.5**2), np.exp(0.125)])
 
 SHAPE = (2, 128, 2)
-"""Of most traces here: programs are compiled once per shape, and the kernels of a method take seconds."""
+"""Of most traces here: programs are compiled once per shape, and the kernels of a method take
+seconds."""
 
 
 COSTLY = ("auto", "trained", "cf", "cf_cg")
-EVERY = {name: pytest.param(name, marks=pytest.mark.slow) if name in COSTLY else name for name in METHODS}
-"""Every method; those that search their hyper-parameters, train or iterate take seconds to compile."""
+EVERY = {
+    name: pytest.param(name, marks=pytest.mark.slow) if name in COSTLY else name for name in METHODS
+}
+"""Every method; those that search their hyper-parameters, train or iterate take seconds to
+compile."""
 
 
 def hard(x: np.ndarray) -> np.ndarray:
-    """Two integrands that no polynomial reproduces; expectations `TRUTH` under a standard normal."""
+    """Two integrands that no polynomial reproduces; expectations `TRUTH` under a standard
+    normal."""
     return np.stack([np.cos(1.5 * x[..., 0]), np.exp(0.5 * x[..., 1])], axis=-1)
 
 
@@ -61,14 +66,18 @@ def subclasses(cls: type) -> set[type]:
 
 
 def test_every_method_is_registered():
-    concrete = {c for c in subclasses(AbstractControlVariate) if c.__module__.startswith("mcmcpost.")}
+    concrete = {
+        c for c in subclasses(AbstractControlVariate) if c.__module__.startswith("mcmcpost.")
+    }
     assert concrete - {AbstractControlVariate} == {type(method) for method in METHODS.values()}
     public = {*mcmcpost.control.__all__, *mcmcpost.tasks.__all__}
     assert all(c.__name__ in public for c in concrete)
 
 
 @pytest.mark.parametrize("name", EVERY.values())
-def test_every_method_is_near_the_truth_and_never_worse_than_plain_by_its_own_estimate(solved, name):
+def test_every_method_is_near_the_truth_and_never_worse_than_plain_by_its_own_estimate(
+    solved, name
+):
     result = solved(name)
     assert (np.abs(result.mean - TRUTH) < 4.5 * result.mcse).all()
     assert (np.abs(result.mean_crossfit - TRUTH) < 4.5 * result.mcse).all()
@@ -80,14 +89,17 @@ def test_every_method_is_near_the_truth_and_never_worse_than_plain_by_its_own_es
 
 def test_blocks_of_rows_and_columns_change_nothing(monkeypatch):
     whole = gaussian_trace(np.random.default_rng(1), (3, 100, 3))
-    x = np.repeat(whole.draws, 2, axis=1)  # repeated states, and a number of rows that no block divides
+    # repeated states, and a number of rows that no block divides
+    x = np.repeat(whole.draws, 2, axis=1)
     trace = make_trace(x, np.repeat(whole.scores, 2, axis=1))
     values = np.concatenate([np.sin(x), np.exp(x / 2)], axis=-1)
     found, check = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
     monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 70)
     in_blocks, check_in_blocks = estimate(trace, values, METHODS["zv2"]), check_scores(trace)
     for name in ("mean", "mcse", "sd", "gain", "residuals", "covariance"):
-        np.testing.assert_allclose(getattr(in_blocks, name), getattr(found, name), rtol=1e-9, atol=1e-13, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(in_blocks, name), getattr(found, name), rtol=1e-9, atol=1e-13, err_msg=name
+        )
     assert in_blocks.status == found.status
     np.testing.assert_allclose(check_in_blocks.z_product, check.z_product, rtol=1e-9)
     np.testing.assert_allclose(check_in_blocks.z_mean, check.z_mean, rtol=1e-9)
@@ -106,21 +118,35 @@ def test_the_units_of_draws_and_integrands_do_not_matter(trace, solved, name):
 @pytest.mark.parametrize("name", [marked for name, marked in EVERY.items() if name != "trained"])
 def test_an_estimate_does_not_depend_on_what_else_is_asked_for(trace, solved, name):
     x = trace.draws
-    rough = np.stack([x[..., 0] > 0.5, np.abs(x[..., 1]), np.sin(9 * x[..., 0]), x[..., 0] ** 3], axis=-1)
-    alone, among = solved(name), estimate(trace, np.concatenate([rough, hard(x)], axis=-1), METHODS[name])
+    rough = np.stack(
+        [x[..., 0] > 0.5, np.abs(x[..., 1]), np.sin(9 * x[..., 0]), x[..., 0] ** 3], axis=-1
+    )
+    alone, among = (
+        solved(name),
+        estimate(trace, np.concatenate([rough, hard(x)], axis=-1), METHODS[name]),
+    )
     assert np.all(np.abs(among.mean[4:] - alone.mean) <= 0.1 * alone.mcse)
     np.testing.assert_allclose(among.mcse[4:], alone.mcse, rtol=0.1)
 
 
 @pytest.mark.parametrize("name", EVERY.values())
 def test_nan_in_gives_nan_out_and_leaves_the_others_alone(trace, solved, name):
-    values = np.concatenate([hard(trace.draws), np.full((*SHAPE[:2], 1), 2.5), hard(trace.draws)[..., :1]], axis=-1)
+    values = np.concatenate(
+        [hard(trace.draws), np.full((*SHAPE[:2], 1), 2.5), hard(trace.draws)[..., :1]], axis=-1
+    )
     values[1, 7, 3] = np.nan
     result = estimate(trace, values, METHODS[name])
     np.testing.assert_allclose(result.mean[:2], solved(name).mean, rtol=1e-9)
     assert result.status[2:] == (Status.CONSTANT, Status.UNDEFINED)
     assert (result.mean[2], result.mcse[2]) == (2.5, 0.0)
-    for field in (result.mean, result.mcse, result.gain, result.mean_plain, result.sd, result.mean_crossfit):
+    for field in (
+        result.mean,
+        result.mcse,
+        result.gain,
+        result.mean_plain,
+        result.sd,
+        result.mean_crossfit,
+    ):
         assert np.isnan(field[3])
 
 
@@ -152,7 +178,9 @@ def test_an_integrand_without_gain_is_plain(trace, rng):
 @pytest.mark.slow
 def test_auto_prefers_the_simplest_and_finds_the_kernel(trace):
     x = trace.draws
-    result = estimate(trace, np.stack([x[..., 0], np.sin(2 * x[..., 0]) * x[..., 1] ** 2], axis=-1), Auto())
+    result = estimate(
+        trace, np.stack([x[..., 0], np.sin(2 * x[..., 0]) * x[..., 1] ** 2], axis=-1), Auto()
+    )
     assert result.method[0] == "ZeroVariance(degree=1)"
     assert result.method[1].startswith(("SemiExact", "ControlFunctional"))
 
@@ -261,7 +289,8 @@ def test_a_method_is_a_frozen_choice():
 
 
 def test_a_residual_at_rounding_is_not_exact_while_the_constant_is_in_doubt(rng):
-    """In one dimension a kernel interpolates every draw and the constant is still only as good as its tails."""
+    """In one dimension a kernel interpolates every draw and the constant is still only as good as
+    its tails."""
     trace = gaussian_trace(rng, (4, 60, 1))
     values = np.exp(0.3 * trace.draws)
     for nugget in (1e-12, 1e-9, 1e-6):
@@ -277,7 +306,12 @@ def test_folds_that_hold_only_repeats_are_dropped(distinct, name, rng):
     draws[:, distinct:] = draws[:, distinct - 1 : distinct]
     found = estimate(make_trace(draws, -draws), draws, METHODS[name], folds=6)
     assert np.isfinite(found.mean).all()
-    assert set(found.status) <= {Status.PLAIN, Status.TOO_FEW_DRAWS, Status.CONTROLLED, Status.EXACT}
+    assert set(found.status) <= {
+        Status.PLAIN,
+        Status.TOO_FEW_DRAWS,
+        Status.CONTROLLED,
+        Status.EXACT,
+    }
 
 
 @pytest.mark.parametrize("shift", [0.0, 3.0])
@@ -301,7 +335,8 @@ def test_a_plain_mean_of_few_draws_that_missed_a_tail_contradicts_nothing(rng):
 
 
 def test_a_plain_mean_of_few_effective_draws_without_a_tail_contradicts(rng):
-    """A Gaussian has no tail that 40 effective draws could have missed by three standard deviations."""
+    """A Gaussian has no tail that 40 effective draws could have missed by three standard
+    deviations."""
     x = ar1(rng, (4, 100, 1), 0.8)
     result = estimate(make_trace(x, 3 - x), x, ZeroVariance(1))
     assert 25 < (result.sd[0] / result.mcse_plain[0]) ** 2 < 100

@@ -1,4 +1,5 @@
-"""Functions of one quantity: their controls have mean zero, and their regressions are those of the textbook."""
+"""Functions of one quantity: their controls have mean zero, and their regressions are those of the
+textbook."""
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,21 @@ from control_cases import estimate, gaussian_trace, structure_fields
 import mcmcpost as mp
 from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVariance
 from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
-from mcmcpost.control.features.quantity import OUTERMOST, Field, coordinate, coordinate_of, surrogates
-from mcmcpost.control.features.structure import Blocks, Diagonal, Neighbours, Pairs, Sums, SumsByGlobals
+from mcmcpost.control.features.quantity import (
+    OUTERMOST,
+    Field,
+    coordinate,
+    coordinate_of,
+    surrogates,
+)
+from mcmcpost.control.features.structure import (
+    Blocks,
+    Diagonal,
+    Neighbours,
+    Pairs,
+    Sums,
+    SumsByGlobals,
+)
 from mcmcpost.control.functions import (
     MOST_STEPS,
     Regression,
@@ -43,11 +57,17 @@ def skew_field(name, x):
     """Return h, ∇·v + v·s and v·∇h at draws of the log-gamma by found differentiation."""
     h, v = FIELDS[name]
     divergence, slope = jax.vmap(jax.grad(v))(x), jax.vmap(jax.grad(h))(x)
-    return Field(*(np.asarray(part) for part in (h(x), divergence + v(x) * (SHAPE - jnp.exp(x)), v(x) * slope)))
+    return Field(
+        *(
+            np.asarray(part)
+            for part in (h(x), divergence + v(x) * (SHAPE - jnp.exp(x)), v(x) * slope)
+        )
+    )
 
 
 def skew_grid():
-    """Return points so dense that a sum over them, by the density, is an integral, and the density."""
+    """Return points so dense that a sum over them, by the density, is an integral, and the
+    density."""
     x = np.linspace(SKEW.ppf(1e-14), SKEW.ppf(1 - 1e-14), 40_001)
     return x, SKEW.pdf(x) / SKEW.pdf(x).sum()
 
@@ -74,7 +94,8 @@ def test_controls_of_functions_of_a_quantity_have_mean_zero(name):
 
 @pytest.mark.parametrize("name", FIELDS)
 def test_splines_are_the_stein_operator_of_the_field_times_each_of_them(name, rng):
-    """∇·(g v) + g v·s by automatic differentiation of a g that they span: a line, and between outer knots a cubic."""
+    """∇·(g v) + g v·s by automatic differentiation of a g that they span: a line, and between outer
+    knots a cubic."""
     x = np.sort(SKEW.rvs(size=60, random_state=rng))
     field = skew_field(name, x)
     columns = field.splines(np.ones(60))
@@ -83,16 +104,25 @@ def test_splines_are_the_stein_operator_of_the_field_times_each_of_them(name, rn
     for power in (1, 2, 3):
         times = lambda y, power=power: h(y) ** power * v(y)  # noqa: E731
         expected = jax.vmap(jax.grad(times))(x) + times(x) * (SHAPE - np.exp(x))
-        low, high = (-np.inf, np.inf) if power == 1 else np.quantile(field.value, [OUTERMOST, 1 - OUTERMOST])
+        low, high = (
+            (-np.inf, np.inf)
+            if power == 1
+            else np.quantile(field.value, [OUTERMOST, 1 - OUTERMOST])
+        )
         own = (field.value >= low) & (field.value <= high)
         assert own.sum() > 50
-        found = columns[own] @ np.linalg.lstsq(columns[own], np.asarray(expected)[own], rcond=None)[0]
-        np.testing.assert_allclose(found, expected[own], rtol=1e-6, atol=1e-6 * np.abs(expected).max())
+        found = (
+            columns[own] @ np.linalg.lstsq(columns[own], np.asarray(expected)[own], rcond=None)[0]
+        )
+        np.testing.assert_allclose(
+            found, expected[own], rtol=1e-6, atol=1e-6 * np.abs(expected).max()
+        )
 
 
 @pytest.mark.slow
 def test_functions_that_go_on_beyond_the_draws_have_right_means():
-    """Splines that end with the draws follow cos 2x to a mean that is wrong by ten errors in every fold alike."""
+    """Splines that end with the draws follow cos 2x to a mean that is wrong by ten errors in every
+    fold alike."""
     z = []
     for r in range(12):
         x = np.random.default_rng(r).normal(size=(4, 300, 6))
@@ -123,7 +153,8 @@ def polynomial_of_state(x):
 
 
 def along_all(families, draws, gradients):
-    """Return the derivatives along the fields of all controls, each draw with a gradient of its own."""
+    """Return the derivatives along the fields of all controls, each draw with a gradient of its
+    own."""
     found = np.zeros((len(draws), sum(family.size for family in families)))
     for row, (draw, gradient) in enumerate(zip(draws, gradients, strict=True)):
         start = 0
@@ -136,13 +167,20 @@ def along_all(families, draws, gradients):
 
 @pytest.mark.slow
 def test_every_family_knows_the_derivative_along_its_fields(rng):
-    """v·∇h against a derivative along the field as it is written down, of named dimensions and of monomials."""
+    """v·∇h against a derivative along the field as it is written down, of named dimensions and of
+    monomials."""
     d = len(NAMES)
     blocks = Blocks.of(NAMES)
     shift, scale = rng.normal(size=d), np.exp(rng.normal(size=d))
     given = (blocks.globals, blocks.blocks, shift, scale)
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
-    families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given, lags=(1, 3, 4)), Diagonal(d), pairs]
+    families = [
+        Sums(*given),
+        SumsByGlobals(*given),
+        Neighbours(*given, lags=(1, 3, 4)),
+        Diagonal(d),
+        pairs,
+    ]
     x = rng.normal(size=(4, d))
     gradient = np.asarray(jax.vmap(jax.grad(polynomial_of_state))(x))
     found = along_all(families, (x - shift) / scale, gradient * scale)
@@ -166,7 +204,8 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
 
 @pytest.mark.slow
 def test_the_field_of_a_fit_is_that_of_its_coefficients(rng):
-    """Of fits in rotated coordinates: ∇·(g v) + g v·s by found differentiation is g′ v·∇h + g c, fold by fold."""
+    """Of fits in rotated coordinates: ∇·(g v) + g v·s by found differentiation is g′ v·∇h + g c,
+    fold by fold."""
     mixing = np.array([[1.0, 0.0, 0.0], [0.8, 0.5, 0.0], [-0.5, 0.3, 2.0]])
     raw = SKEW.rvs(size=(4, 60, 3), random_state=rng)
     trace = make_trace(raw @ mixing.T + 5.0, (SHAPE - np.exp(raw)) @ np.linalg.inv(mixing))
@@ -185,9 +224,13 @@ def test_the_field_of_a_fit_is_that_of_its_coefficients(rng):
         return problem.shift + problem.lower @ z
 
     functions = (
-        # A coordinate is in units of its standard deviation, and a polynomial in those of the integrand.
+        # A coordinate is in units of its standard deviation, and a polynomial in those of the
+        # integrand.
         lambda z: (state(z)[0] - problem.shift[0]) / np.linalg.norm(problem.lower[0]),
-        lambda z: (state(z)[0] * state(z)[1] + 0.1 * state(z)[2] ** 2 - problem.location[1]) / problem.scale[1],
+        lambda z: (
+            (state(z)[0] * state(z)[1] + 0.1 * state(z)[2] ** 2 - problem.location[1])
+            / problem.scale[1]
+        ),
     )
     for row in rng.integers(0, 240, size=6):
         z, s, fold = problem.draws[row], problem.scores[row], problem.labels[row]
@@ -195,19 +238,25 @@ def test_the_field_of_a_fit_is_that_of_its_coefficients(rng):
             theta = coefficients[fold, :, j] * problem.scale[j]
 
             def v(y, theta=theta):
-                return jax.grad(lambda u: theta @ jnp.prod(u[None] ** jnp.asarray(exponents), axis=1))(y)
+                return jax.grad(
+                    lambda u: theta @ jnp.prod(u[None] ** jnp.asarray(exponents), axis=1)
+                )(y)
 
             np.testing.assert_allclose(field.value[row], h(z), rtol=1e-7, atol=1e-7)
             np.testing.assert_allclose(field.along[row], jax.jvp(h, (z,), (v(z),))[1], rtol=1e-6)
             g = lambda y, h=h: jnp.sin(h(y))  # noqa: E731
             product = lambda y, g=g, v=v: g(y) * v(y)  # noqa: E731
             expected = jnp.trace(jax.jacfwd(product)(z)) + product(z) @ s
-            found = np.cos(field.value[row]) * field.along[row] + np.sin(field.value[row]) * field.control[row]
+            found = (
+                np.cos(field.value[row]) * field.along[row]
+                + np.sin(field.value[row]) * field.control[row]
+            )
             np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def own_problem(rng, residual, weighting):
-    """Return a problem with two columns that all share, a third that is their sum, and one of each integrand."""
+    """Return a problem with two columns that all share, a third that is their sum, and one of each
+    integrand."""
     n, p = 160, 3
     trace = gaussian_trace(rng, (4, n // 4, 2))
     problem = make_problem(trace, rng.normal(size=(4, n // 4, p)))
@@ -222,7 +271,11 @@ def own_problem(rng, residual, weighting):
     shared[:, 2] = shared[:, 0] - 2.0 * shared[:, 1]
     last = rng.normal(size=(len(counts), p)) + shared[:, :1]
     last[:, 2] = 0.5 * shared[:, 0]  # nothing of its own
-    values = np.array([0.3, -2.0, 5.0]) + shared[:, :1] * np.array([1.0, 0.1, 3.0]) + last * np.array([2.0, -1.0, 0.0])
+    values = (
+        np.array([0.3, -2.0, 5.0])
+        + shared[:, :1] * np.array([1.0, 0.1, 3.0])
+        + last * np.array([2.0, -1.0, 0.0])
+    )
     values += residual * rng.normal(size=values.shape)
     return problem._replace(values=values * (counts > 0)[:, None], counts=counts), shared, last
 
@@ -241,7 +294,9 @@ def test_regressions_without_folds_are_dense_refits(rng, residual, weighting):
             design = np.concatenate([design, last[:m, [j]]], axis=1)
 
         def refit(rows, design=design, j=j):
-            theta = np.linalg.lstsq(design[rows] * root[rows], problem.values[:m][rows, j] * root[rows, 0], rcond=None)
+            theta = np.linalg.lstsq(
+                design[rows] * root[rows], problem.values[:m][rows, j] * root[rows, 0], rcond=None
+            )
             # The constant is that where all columns are zero, and the second was moved.
             return theta[0], theta[0][0] - 30.0 * theta[0][2]
 
@@ -249,12 +304,20 @@ def test_regressions_without_folds_are_dense_refits(rng, residual, weighting):
         np.testing.assert_allclose(fit.mean[j], refit(np.arange(m))[1], rtol=0, atol=tall)
         for fold in range(k):
             theta, constant = refit(labels != fold)
-            np.testing.assert_allclose(fit.refits.without_fold[fold, j], constant, rtol=0, atol=tall)
+            np.testing.assert_allclose(
+                fit.refits.without_fold[fold, j], constant, rtol=0, atol=tall
+            )
             here = np.flatnonzero(labels == fold)
-            residuals = problem.values[here, j] - fit.control[here, j] - fit.refits.without_fold[fold, j]
-            np.testing.assert_allclose(residuals, problem.values[here, j] - design[here] @ theta, atol=10 * tolerance)
+            residuals = (
+                problem.values[here, j] - fit.control[here, j] - fit.refits.without_fold[fold, j]
+            )
+            np.testing.assert_allclose(
+                residuals, problem.values[here, j] - design[here] @ theta, atol=10 * tolerance
+            )
         for half, found in zip(Subsets.of(k).halves, fit.refits.halves[:, j], strict=True):
-            np.testing.assert_allclose(found, refit(np.isin(labels, np.flatnonzero(half)))[1], rtol=0, atol=tall)
+            np.testing.assert_allclose(
+                found, refit(np.isin(labels, np.flatnonzero(half)))[1], rtol=0, atol=tall
+            )
 
 
 def test_a_column_that_only_one_fold_has_does_not_break_the_fits_without_it(rng):
@@ -264,7 +327,8 @@ def test_a_column_that_only_one_fold_has_does_not_break_the_fits_without_it(rng)
     assert np.isfinite(fit.control).all()
     alone = regression.crossfit(problem, "own")
     rest = np.flatnonzero((problem.labels != 2) & (problem.counts > 0))
-    # Elsewhere that column is zero: without its fold nothing is known of it, and the others are as without it.
+    # Elsewhere that column is zero: without its fold nothing is known of it, and the others are as
+    # without it.
     assert np.abs(fit.refits.without_fold[2] - alone.refits.without_fold[2]).max() < 1e-6
     assert np.isfinite(fit.control[rest]).all()
 
@@ -280,9 +344,17 @@ def test_what_an_integrand_is_a_function_of_is_told_from_its_values(rng):
         "two steps": ((b > 0.5) & (b < 1.5), 1),
         "four steps": ((np.abs(c - 1.0) < 0.3) | (np.abs(c - 1.0) > 0.8), 2),
     }
-    of_two = {"sum": a + b, "product": a * c, "event of a sum": a + b > 2.0, "either": (a > 1) | (b > 1), "noise": None}
+    of_two = {
+        "sum": a + b,
+        "product": a * c,
+        "event of a sum": a + b > 2.0,
+        "either": (a > 1) | (b > 1),
+        "noise": None,
+    }
     of_two["noise"] = rng.normal(size=a.shape)
-    values = np.stack([*(value for value, _ in of_one.values()), *of_two.values()], axis=-1).astype(float)
+    values = np.stack([*(value for value, _ in of_one.values()), *of_two.values()], axis=-1).astype(
+        float
+    )
     found = coordinate_of(make_problem(make_trace(x, SHAPE - np.exp(x)), values).unrotated())
     assert found.tolist() == [place for _, place in of_one.values()] + [-1] * len(of_two)
 
@@ -291,7 +363,9 @@ def test_events_of_up_to_four_steps_are_functions_of_a_coordinate(rng):
     trace = gaussian_trace(rng, (4, 250, 2))
     x = trace.draws[..., 0]
     distance = np.abs(np.abs(x) - 0.8)
-    values = np.stack([x > 0.3, np.abs(x) < 0.5, distance < 0.4, (distance < 0.4) | (x > 2.5)], axis=-1).astype(float)
+    values = np.stack(
+        [x > 0.3, np.abs(x) < 0.5, distance < 0.4, (distance < 0.4) | (x > 2.5)], axis=-1
+    ).astype(float)
     found = estimate(trace, values, Auto(kernel=False, max_degree=2))
     assert MOST_STEPS == 4
     assert [method.startswith("FunctionOf") for method in found.method] == [True, True, True, False]
@@ -326,13 +400,19 @@ def test_a_surrogate_has_the_values_and_the_gradient_of_what_it_stands_for(rng):
         (found,) = surrogates(problem, [column])
         assert sorted(found.places.tolist()) == [0, 1, 2]
         assert 1 - found.explained < unexplained
-        expected = slopes[column].reshape(-1, 3)[:, found.places] * scale[found.places] / problem.scale[column]
+        expected = (
+            slopes[column].reshape(-1, 3)[:, found.places]
+            * scale[found.places]
+            / problem.scale[column]
+        )
         error = np.linalg.norm(found.slopes[: len(expected)] - expected) / np.linalg.norm(expected)
         assert error < off
     assert surrogates(problem, [2, 3]) == [None, None]
 
 
-@pytest.mark.parametrize("method", [ZeroVariance(2), Auto(kernel=False, max_degree=2)], ids=["zv2", "auto"])
+@pytest.mark.parametrize(
+    "method", [ZeroVariance(2), Auto(kernel=False, max_degree=2)], ids=["zv2", "auto"]
+)
 def test_functions_of_what_a_surrogate_stands_for_gain(rng, method):
     trace, mu, tau, z = hierarchy(rng)
     effect = mu + np.exp(0.4 * tau) * z
@@ -345,7 +425,9 @@ def test_functions_of_what_a_surrogate_stands_for_gain(rng, method):
     fit = crossfit_functions(events, marginal.prepared(events).splines, np.ones(1), steps=at)
     controlled, own = (events.values - part.control for part in (fit, plain))
     # What a cubic leaves of the quantity itself puts draws near the threshold on its other side.
-    assert (own[: events.num_states] ** 2).mean() > 5 * (controlled[: events.num_states] ** 2).mean()
+    assert (own[: events.num_states] ** 2).mean() > 5 * (
+        controlled[: events.num_states] ** 2
+    ).mean()
 
 
 @pytest.mark.slow
@@ -374,13 +456,16 @@ def test_steps_of_an_event_lie_halfway_between_the_draws(rng):
     steps, doubt = _steps_of(problem, value)
     expected = [(x[x <= at].max() + x[x > at].min()) / 2 for at in (-1.0, 1.0)]
     np.testing.assert_allclose(problem.shift[0] + problem.lower[0, 0] * steps, expected)
-    gaps = [np.diff(scipy.stats.norm.cdf([x[x <= at].max(), x[x > at].min()]))[0] for at in (-1.0, 1.0)]
+    gaps = [
+        np.diff(scipy.stats.norm.cdf([x[x <= at].max(), x[x > at].min()]))[0] for at in (-1.0, 1.0)
+    ]
     probability = doubt * problem.scale[0]
     assert 0.4 < probability / np.sqrt(np.sum(np.square(gaps)) / 12) < 2.5
 
 
 def test_controls_of_functions_do_not_see_padding(rng):
-    """States that are padding have no part: their number depends on nothing but blocks of memory."""
+    """States that are padding have no part: their number depends on nothing but blocks of
+    memory."""
     x = SKEW.rvs(size=50, random_state=rng)
     field = skew_field("linear", np.concatenate([x, np.zeros(14)]))
     alone, counts = skew_field("linear", x), np.concatenate([np.ones(50), np.zeros(14)])
@@ -397,14 +482,18 @@ def test_controls_of_functions_do_not_see_padding(rng):
 def test_controls_at_states_are_those_of_the_families(rng):
     """The first column is the constant; `fields_of` counts the others."""
     z, s = rng.normal(size=(5, 3)), rng.normal(size=(5, 3))
-    np.testing.assert_allclose(controls_of([FirstOrder(3)], z, s), np.concatenate([np.ones((5, 1)), s], axis=1))
+    np.testing.assert_allclose(
+        controls_of([FirstOrder(3)], z, s), np.concatenate([np.ones((5, 1)), s], axis=1)
+    )
 
 
 @pytest.mark.slow
 def test_what_lies_beyond_a_zero_of_the_field_is_in_the_error():
-    """A field of degree two vanishes beyond most draws of a logit of beta(0.15, 3), a skewed long tail.
+    """A field of degree two vanishes beyond most draws of a logit of beta(0.15, 3), a skewed long
+    tail.
 
-    Probabilities were those of the side with most draws: mean z² was 6 and the largest 9.8 in 40 replications.
+    Probabilities were those of the side with most draws: mean z² was 6 and the largest 9.8 in 40
+    replications.
     """
     law, levels = scipy.stats.beta(0.15, 3.0), np.array([0.3, 0.5, 0.6])
     places, rng, z, gains = scipy.special.logit(law.ppf(levels)), np.random.default_rng(5), [], []
@@ -420,7 +509,8 @@ def test_what_lies_beyond_a_zero_of_the_field_is_in_the_error():
 
 
 def test_ends_of_a_shortest_interval_move_with_the_function_as_their_derivatives_say():
-    """Of a gamma distribution near the ends of its shortest interval of 0.89, and at an end of the draws."""
+    """Of a gamma distribution near the ends of its shortest interval of 0.89, and at an end of the
+    draws."""
     law = scipy.stats.gamma(3.0)
     for middle in ((0.46, 5.33), (0.6, 5.42)):
         grid = np.array([np.linspace(end - 0.1, end + 0.1, 21) for end in middle])
@@ -430,4 +520,6 @@ def test_ends_of_a_shortest_interval_move_with_the_function_as_their_derivatives
         move = 1e-5 * np.concatenate([np.cos(9 * points + 1) for points in grid])
         expected = (_ends(grid, values + move, 0.89) - _ends(grid, values - move, 0.89)) / 2
         assert np.abs(expected).max() > 1e-7
-        np.testing.assert_allclose(move @ _influence(grid, values, ends, edge), expected, rtol=0.02, atol=1e-8)
+        np.testing.assert_allclose(
+            move @ _influence(grid, values, ends, edge), expected, rtol=0.02, atol=1e-8
+        )

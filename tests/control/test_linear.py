@@ -1,4 +1,5 @@
-"""The linear engine: sums that add, folds left out of them, rounding, and the choice among families."""
+"""The linear engine: sums that add, folds left out of them, rounding, and the choice among
+families."""
 
 import numpy as np
 import pytest
@@ -33,9 +34,12 @@ def test_moments_are_those_of_any_parts_added(rng):
         np.testing.assert_allclose(found, expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize(("shape", "ridge"), [((4, 30, 2), 0.0), ((4, 30, 2), 0.7), ((4, 6, 6), 0.7)])
+@pytest.mark.parametrize(
+    ("shape", "ridge"), [((4, 30, 2), 0.0), ((4, 30, 2), 0.7), ((4, 6, 6), 0.7)]
+)
 def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
-    """Of two coordinates, and of six with more controls than draws, which a ridge alone determines."""
+    """Of two coordinates, and of six with more controls than draws, which a ridge alone
+    determines."""
     x = np.repeat(rng.normal(size=shape), 3, axis=1)  # states that are repeated count as often
     problem = make_problem(make_trace(x, -x), np.cos(x[..., :1]) + x[..., 1:2])
     families = polynomials(shape[2], 2)
@@ -45,7 +49,10 @@ def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
 
     def refit(rows: np.ndarray) -> np.ndarray:
         w = problem.counts[rows, None]
-        gram, cross = design[rows].T @ (w * design[rows]), design[rows].T @ (w * problem.values[rows])
+        gram, cross = (
+            design[rows].T @ (w * design[rows]),
+            design[rows].T @ (w * problem.values[rows]),
+        )
         return np.linalg.solve(gram + penalty, cross)
 
     system = linear_system(problem, families)
@@ -59,9 +66,15 @@ def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
     for k, (out, train) in enumerate(problem.folds.rows()):
         theta = refit(train)
         np.testing.assert_allclose(found.refits.without_fold[k], theta[0], rtol=1e-7, atol=1e-10)
-        np.testing.assert_allclose(found.control[out], design[out][:, 1:] @ theta[1:], rtol=1e-6, atol=1e-9)
-    for mean, half in zip(found.refits.halves, Subsets.of(problem.folds.num_folds).halves, strict=True):
-        np.testing.assert_allclose(mean, refit(np.flatnonzero(half[problem.folds.labels]))[0], rtol=1e-7, atol=1e-10)
+        np.testing.assert_allclose(
+            found.control[out], design[out][:, 1:] @ theta[1:], rtol=1e-6, atol=1e-9
+        )
+    for mean, half in zip(
+        found.refits.halves, Subsets.of(problem.folds.num_folds).halves, strict=True
+    ):
+        np.testing.assert_allclose(
+            mean, refit(np.flatnonzero(half[problem.folds.labels]))[0], rtol=1e-7, atol=1e-10
+        )
     crossfit, variance = part.held_out(fit)
     weights = problem.counts / problem.counts.sum()
     np.testing.assert_allclose(crossfit, weights @ residual, rtol=1e-8, atol=1e-12)
@@ -84,14 +97,20 @@ def test_leading_families_are_fits_of_their_own(rng):
 
 @pytest.mark.parametrize("seed", range(4))
 def test_of_many_dependent_controls_the_right_ones_are_kept(seed):
-    """Sums, neighbours and quadratics of an AR(1) normal span its 230 polynomials and no direction of rounding more."""
+    """Sums, neighbours and quadratics of an AR(1) normal span its 230 polynomials and no direction
+    of rounding more."""
     d, rng = 20, np.random.default_rng(seed)
     sd = np.geomspace(0.1, 10.0, d)
-    factor = np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(d), np.arange(d)))) * sd[:, None]
+    factor = (
+        np.linalg.cholesky(0.5 ** np.abs(np.subtract.outer(np.arange(d), np.arange(d))))
+        * sd[:, None]
+    )
     z = rng.normal(size=(4, 1_000, d))
     scores = -np.linalg.solve(factor.T, z.reshape(-1, d).T).T.reshape(z.shape)
     draws = 1.0 + z @ factor.T
-    found = estimate(make_trace(draws, scores, [f"x[{i}]" for i in range(d)]), draws**2, Auto(kernel=False))
+    found = estimate(
+        make_trace(draws, scores, [f"x[{i}]" for i in range(d)]), draws**2, Auto(kernel=False)
+    )
     np.testing.assert_allclose(found.mean, 1.0 + sd**2, rtol=1e-10)
     assert set(found.status) == {Status.EXACT}
     assert found.info["tried"][0]["num_features"][-1] == d * (d + 3) // 2
@@ -100,7 +119,8 @@ def test_of_many_dependent_controls_the_right_ones_are_kept(seed):
 @pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-12])
 @pytest.mark.parametrize("blocks", [False, True])
 def test_rounding_invents_no_gain(rng, size, blocks, monkeypatch):
-    """A residual of known size beside an exact quadratic: it is what the error shows, and no less."""
+    """A residual of known size beside an exact quadratic: it is what the error shows, and no
+    less."""
     if blocks:  # sums alone, of many blocks
         monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 0)
         monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 700)
@@ -145,8 +165,12 @@ def test_dependent_controls_are_dropped_in_order(rng):
 
 
 def test_auto_fits_no_kernel_where_a_linear_fit_is_exact(rng, monkeypatch):
-    monkeypatch.setattr("mcmcpost.control.auto.crossfit_kernel", lambda *_: pytest.fail("a kernel was tried"))
-    monkeypatch.setattr("mcmcpost.control.auto._crossfits", lambda *_: pytest.fail("a kernel was fitted"))
+    monkeypatch.setattr(
+        "mcmcpost.control.auto.crossfit_kernel", lambda *_: pytest.fail("a kernel was tried")
+    )
+    monkeypatch.setattr(
+        "mcmcpost.control.auto._crossfits", lambda *_: pytest.fail("a kernel was fitted")
+    )
     trace = gaussian_trace(rng, (4, 100, 5))
     x = trace.draws
     result = estimate(trace, np.stack([x[..., 0], x[..., 1] * x[..., 2]], axis=-1), Auto())
@@ -154,11 +178,15 @@ def test_auto_fits_no_kernel_where_a_linear_fit_is_exact(rng, monkeypatch):
     np.testing.assert_allclose(result.mean, 0.0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("d", "draws", "degrees"), [(3, 100, 2), (30, 20, 1), (70, 20, 0), (40, 400, 2), (60, 400, 1)])
+@pytest.mark.parametrize(
+    ("d", "draws", "degrees"), [(3, 100, 2), (30, 20, 1), (70, 20, 0), (40, 400, 2), (60, 400, 1)]
+)
 def test_families_take_part_as_far_as_draws_allow(rng, d, draws, degrees):
     problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
     unnamed = tuple("x" * (i + 1) for i in range(d))
-    families, labels = Auto(kernel=False, max_degree=2).families(problem._replace(names=unnamed), problem.num_train)
+    families, labels = Auto(kernel=False, max_degree=2).families(
+        problem._replace(names=unnamed), problem.num_train
+    )
     assert labels == [f"ZeroVariance(degree={degree})" for degree in range(1, degrees + 1)]
     assert len(families) == degrees
 

@@ -33,7 +33,9 @@ def test_thinned_fits_see_evenly_spaced_rows_and_every_row_is_still_held_out():
     thinned = folds.thin(5)
     kept = np.array([0, 9, 19, 29, 39])
     np.testing.assert_array_equal(thinned.everyone, kept)
-    for k, ((out, inside), (all_out, _)) in enumerate(zip(thinned.rows(), folds.rows(), strict=True)):
+    for k, ((out, inside), (all_out, _)) in enumerate(
+        zip(thinned.rows(), folds.rows(), strict=True)
+    ):
         np.testing.assert_array_equal(out, all_out)
         np.testing.assert_array_equal(inside, kept[labels[kept] != k])
     assert folds.thin(None) is folds
@@ -52,7 +54,9 @@ def test_held_out_values_go_back_to_their_rows(rng, width):
 def test_a_question_looks_for_repeated_states_once(rng, monkeypatch):
     """Means, standard deviations and quantiles of one sample share its states."""
     calls, original = [], problem.distinct_states
-    monkeypatch.setattr(problem, "distinct_states", lambda trace: calls.append(trace) or original(trace))
+    monkeypatch.setattr(
+        problem, "distinct_states", lambda trace: calls.append(trace) or original(trace)
+    )
     draws = rng.normal(size=(4, 50, 1))
     mp.summary(mp.from_arrays(draws, -draws), method="zv1", sd=True, quantiles=[0.5])
     assert len(calls) == 1

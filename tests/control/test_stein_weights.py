@@ -31,7 +31,11 @@ def test_variance_falls_with_the_budget_to_the_exact_one(trace):
     exact = solve_stein_weights(trace, values, method()).variance_factor
     factors = []
     few = mp.ConjugateGradients(1e-8, 4, rank=5)  # a budget of the solver's own
-    for settings in ({"solver": UNTIL_SOLVED, "budget": 1}, {"solver": few}, {"solver": UNTIL_SOLVED}):
+    for settings in (
+        {"solver": UNTIL_SOLVED, "budget": 1},
+        {"solver": few},
+        {"solver": UNTIL_SOLVED},
+    ):
         weights = solve_stein_weights(trace, values, method(**settings))
         assert weights.values.sum() == pytest.approx(1)
         assert weights.status == "not_converged" or len(factors) == 2
@@ -117,7 +121,8 @@ def test_bad_requests_are_refused(trace):
 
 @pytest.mark.slow
 def test_a_budgeted_control_functional_says_that_it_is_unfinished(rng):
-    trace = gaussian_trace(rng, (2, 300, 3))  # with fewer draws three products do not beat the plain mean
+    # with fewer draws three products do not beat the plain mean
+    trace = gaussian_trace(rng, (2, 300, 3))
     unfinished = estimate(trace, trace.draws**2, method(budget=3))
     assert set(unfinished.status) == {"not_converged"}
 
@@ -159,7 +164,10 @@ def test_what_varies_by_rounding_alone_has_no_vote_in_the_kernel(rng):
     x = rng.normal(size=(2, 60, 2))
     ones = 1 + np.finfo(float).eps * rng.integers(0, 2, size=(2, 60, 20))
     smooth = np.stack([np.sin(2 * x[..., 0]), np.exp(x[..., 1])], axis=-1)
-    one, two = (mp.stein_weights(mp.from_arrays(x, -x, v)) for v in (smooth, np.concatenate([smooth, ones], axis=-1)))
+    one, two = (
+        mp.stein_weights(mp.from_arrays(x, -x, v))
+        for v in (smooth, np.concatenate([smooth, ones], axis=-1))
+    )
     np.testing.assert_array_equal(one.values, two.values)
 
 
@@ -170,5 +178,7 @@ NUMBERS = {"rank": np.int64(50), "gain": np.float64(1e-2)}
 @pytest.mark.parametrize("options", [NUMBERS, {"budget": np.float64(0.5)}, {"budget": np.inf}])
 def test_numbers_of_numpy_and_budgets_without_end_are_taken(rng, options):
     x = rng.normal(size=(2, 40, 2))
-    method = mp.ControlFunctional(SquaredExponential(3.0), 1e-2, solver=mp.ConjugateGradients(**options))
+    method = mp.ControlFunctional(
+        SquaredExponential(3.0), 1e-2, solver=mp.ConjugateGradients(**options)
+    )
     assert np.isfinite(mp.stein_weights(mp.from_arrays(x, -x), method=method).values).all()

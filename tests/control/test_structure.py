@@ -1,4 +1,5 @@
-"""Controls from named dimensions: which coordinates are a block, and that controls are Stein operators of fields."""
+"""Controls from named dimensions: which coordinates are a block, and that controls are Stein
+operators of fields."""
 
 import re
 from dataclasses import replace
@@ -44,9 +45,17 @@ def test_a_variable_of_more_than_six_entries_is_a_block(names):
 
 @pytest.mark.parametrize("label", ["z[{}, {}]", "z_{}_{}", "z.{}.{}", "z[{},{}]"])
 def test_a_short_second_dimension_splits_a_variable(label):
-    names = [label.format(i, j) for i in range(7) for j in range(2)] + ["w", "v_1", "chol_corr___0", "chol_corr___1"]
+    names = [label.format(i, j) for i in range(7) for j in range(2)] + [
+        "w",
+        "v_1",
+        "chol_corr___0",
+        "chol_corr___1",
+    ]
     found = Blocks.of(names)
-    assert [block.tolist() for block in found.blocks] == [list(range(0, 14, 2)), list(range(1, 14, 2))]
+    assert [block.tolist() for block in found.blocks] == [
+        list(range(0, 14, 2)),
+        list(range(1, 14, 2)),
+    ]
     assert found.globals.tolist() == [14, 15, 16, 17]
 
 
@@ -61,17 +70,29 @@ def _entries(form, *sizes):
         (_entries("x[{}]", 100), {"x": 100}),  # bare arrays
         (_entries("unconstrained[{}]", 9), {"unconstrained": 9}),
         (_entries("p_simplex___{}", 8), {"p_simplex__": 8}),  # nutpie, nine shares
-        (_entries("P_simplex___{}.{}", 10, 3), {f"P_simplex__[:, {k}]": 10 for k in range(3)}),  # four shares each
+        # four shares each
+        (_entries("P_simplex___{}.{}", 10, 3), {f"P_simplex__[:, {k}]": 10 for k in range(3)}),
         (_entries("a_zerosum___{}.{}", 9, 1), {"a_zerosum__[:, 0]": 9}),
-        (_entries("L_cholesky-cov-packed___{}", 15) + _entries("z_{}.{}", 9, 3), {f"z[:, {k}]": 9 for k in range(3)}),
+        (
+            _entries("L_cholesky-cov-packed___{}", 15) + _entries("z_{}.{}", 9, 3),
+            {f"z[:, {k}]": 9 for k in range(3)},
+        ),
         (_entries("L_cholesky-cov-packed___{}", 21), {"L_cholesky-cov-packed__": 21}),
         (_entries("items[{}, {}]", 12, 8), {"items[:, :]": 96}),  # two long dimensions
         (_entries("z[{}, {}, {}]", 2, 9, 8), {f"z[{k}, :, :]": 72 for k in range(2)}),
-        ([f"L[{i}, {j}]" for i in range(5) for j in range(i)], {"L[:, :]": 10}),  # a triangle has no parts alike
+        # a triangle has no parts alike
+        ([f"L[{i}, {j}]" for i in range(5) for j in range(i)], {"L[:, :]": 10}),
         ([f"beta_{i}" for i in range(1, 11)], {"beta": 10}),
         ([f"beta_{i}" for i in range(1, 11)] + _entries("z[{}]", 8), {"z": 8}),
-        ([f"beta_{i}" for i in range(1, 11)] + [f"z_1.{i}" for i in range(1, 9)] + ["w.1"], {"z_1": 8}),  # Stan
-        (["beta", *_entries("beta_1_{}", 9), *_entries("beta_2_{}", 9)], {f"beta[{k}, :]": 9 for k in (1, 2)}),
+        # Stan
+        (
+            [f"beta_{i}" for i in range(1, 11)] + [f"z_1.{i}" for i in range(1, 9)] + ["w.1"],
+            {"z_1": 8},
+        ),
+        (
+            ["beta", *_entries("beta_1_{}", 9), *_entries("beta_2_{}", 9)],
+            {f"beta[{k}, :]": 9 for k in (1, 2)},
+        ),
         (["z[St. Louis, MN]", *_entries("z[{}]", 7)], {"z": 7}),
     ],
 )
@@ -84,7 +105,8 @@ def test_blocks_are_told_by_the_way_that_a_trace_writes_its_indices(names, expec
     [
         (_entries("z[{}, {}]", 8, 7), {"z[:, :]": (8, 7)}),
         (_entries("z_{}.{}", 8, 7), {"z[:, :]": (8, 7)}),
-        ([f"z.{i}.{j}" for j in range(1, 8) for i in range(1, 9)], {"z[:, :]": (8, 7)}),  # Stan, columns first
+        # Stan, columns first
+        ([f"z.{i}.{j}" for j in range(1, 8) for i in range(1, 9)], {"z[:, :]": (8, 7)}),
         (_entries("z[{}, {}, {}]", 8, 2, 7), {f"z[:, {k}, :]": (8, 7) for k in range(2)}),
         (_entries("z[{}, {}]", 8, 7)[:-1], {"z[:, :]": (55,)}),  # no complete table
         (_entries("z[{}, {}, {}]", 7, 8, 9), {"z[:, :, :]": (504,)}),
@@ -103,7 +125,8 @@ def test_two_long_dimensions_are_a_grid(names, expected):
 
 @pytest.mark.slow
 def test_controls_are_the_stein_operator_of_their_fields(rng):
-    """∇·v + v·s by automatic differentiation: their mean is zero under any density, whatever the coordinates' scale."""
+    """∇·v + v·s by automatic differentiation: their mean is zero under any density, whatever the
+    coordinates' scale."""
     names = ["mu", *(f"z[{i}, {j}]" for i in range(7) for j in range(2)), "log_sd"]
     d = len(names)
     blocks = Blocks.of(names)
@@ -111,21 +134,37 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
     x, s = rng.normal(size=(6, d)), rng.normal(size=(6, d))
     given = (blocks.globals, blocks.blocks, shift, scale)
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
-    families = [Sums(*given), SumsByGlobals(*given), Neighbours(*given, lags=(1, 3, 4)), Diagonal(d), pairs]
-    found = np.concatenate([family.controls((x - shift) / scale, s * scale) for family in families], axis=1)
+    families = [
+        Sums(*given),
+        SumsByGlobals(*given),
+        Neighbours(*given, lags=(1, 3, 4)),
+        Diagonal(d),
+        pairs,
+    ]
+    found = np.concatenate(
+        [family.controls((x - shift) / scale, s * scale) for family in families], axis=1
+    )
     fields = list(structure_fields(blocks, shift, scale, d))
     assert found.shape[1] == len(fields) == sum(family.size for family in families)
     for column, field in zip(found.T, fields, strict=True):
-        expected = [jnp.trace(jax.jacfwd(field)(row)) + field(row) @ score for row, score in zip(x, s, strict=True)]
+        expected = [
+            jnp.trace(jax.jacfwd(field)(row)) + field(row) @ score
+            for row, score in zip(x, s, strict=True)
+        ]
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
 
 
 def _grid_fields(blocks, shift, scale):
-    """Yield the vector fields of `Margins`, in order: two globals, a block of three, and grids of 3 × 4 and 3 × 3."""
+    """Yield the vector fields of `Margins`, in order: two globals, a block of three, and grids of 3
+    × 4 and 3 × 3."""
     unit = jnp.eye(len(shift))
     a, z, w = blocks.blocks
     along = [unit[a], unit[z.ravel()], unit[w.ravel()]]  # (m, d) each
-    along += [unit[block].sum(1 - axis) / np.sqrt(block.shape[1 - axis]) for block in (z, w) for axis in (0, 1)]
+    along += [
+        unit[block].sum(1 - axis) / np.sqrt(block.shape[1 - axis])
+        for block in (z, w)
+        for axis in (0, 1)
+    ]
     grid = [0, 1, 2, 1, 1, 2, 2]
     own = jnp.diag(scale)[blocks.globals]
 
@@ -143,14 +182,19 @@ def _grid_fields(blocks, shift, scale):
             yield lambda x, p=p, q=q, m=m: jnp.sum(along[p] @ x) * along[q].sum(0) / m
         if p <= q:
             for k in range(2):
-                yield lambda x, p=p, q=q, m=m, k=k: (jnp.dot(along[p] @ x, along[q] @ x) / m - 1) * own[k]
+                yield (
+                    lambda x, p=p, q=q, m=m, k=k: (
+                        (jnp.dot(along[p] @ x, along[q] @ x) / m - 1) * own[k]
+                    )
+                )
     for block in (z, w, w.T):  # z has four columns
         yield lambda x, block=block: (x[block] * x[a][:, None]).ravel() @ unit[block.ravel()]
         yield lambda x, block=block: (x[block] ** 2).mean(1) @ unit[a]
 
 
 def _neighbour_fields(grid, shift, scale, k, lag):
-    """Yield the vector fields of `Neighbours` along the rows of a grid and along the sums of its columns."""
+    """Yield the vector fields of `Neighbours` along the rows of a grid and along the sums of its
+    columns."""
     unit = jnp.eye(len(shift))
     for lines in (unit[grid], unit[grid].sum(0, keepdims=True) / np.sqrt(len(grid))):  # (l, m, d)
         ahead = lambda x, e=lines: jnp.einsum("lm,lmd->d", (e @ x)[:, :-lag], e[:, lag:])  # noqa: E731
@@ -160,15 +204,30 @@ def _neighbour_fields(grid, shift, scale, k, lag):
         yield lambda x, field=ahead: field(x) * (x[k] - shift[k]) / scale[k]
         yield lambda x, field=back: field(x) * (x[k] - shift[k]) / scale[k]
         size = lines[..., 0].size
-        yield lambda x, e=lines, n=size: jnp.sum((e @ x)[:, :-lag] * (e @ x)[:, lag:]) / n * scale[k] * unit[k]
+        yield (
+            lambda x, e=lines, n=size: (
+                jnp.sum((e @ x)[:, :-lag] * (e @ x)[:, lag:]) / n * scale[k] * unit[k]
+            )
+        )
 
 
 @pytest.mark.slow
 def test_controls_of_grids_are_the_stein_operator_of_their_fields(rng):
-    """Directions of rows and columns meet in a square grid, and there only: a wrong divergence is a bias."""
-    names = ["mu", *(f"a{i}" for i in range(3)), *_entries("z{}{}", 3, 4), *_entries("w{}{}", 3, 3), "log_sd"]
+    """Directions of rows and columns meet in a square grid, and there only: a wrong divergence is a
+    bias."""
+    names = [
+        "mu",
+        *(f"a{i}" for i in range(3)),
+        *_entries("z{}{}", 3, 4),
+        *_entries("w{}{}", 3, 3),
+        "log_sd",
+    ]
     d = len(names)
-    tables = {"a": names[1:4], "z": np.reshape(names[4:16], (3, 4)), "w": np.reshape(names[16:25], (3, 3))}
+    tables = {
+        "a": names[1:4],
+        "z": np.reshape(names[4:16], (3, 4)),
+        "w": np.reshape(names[16:25], (3, 3)),
+    }
     blocks = Blocks.of(names, Structured(structure=tables).structure)
     assert [block.shape for block in blocks.blocks] == [(3,), (3, 4), (3, 3)]
     shift, scale = rng.normal(size=d), np.exp(rng.normal(size=d))
@@ -176,35 +235,52 @@ def test_controls_of_grids_are_the_stein_operator_of_their_fields(rng):
     margins = Margins(*blocks, shift, scale)
     sequence = Neighbours(blocks.globals[:1], (blocks.blocks[1],), shift, scale, lags=(1, 2))
     fields = list(_grid_fields(blocks, shift, scale))
-    fields += [field for lag in (1, 2) for field in _neighbour_fields(blocks.blocks[1], shift, scale, 0, lag)]
+    fields += [
+        field
+        for lag in (1, 2)
+        for field in _neighbour_fields(blocks.blocks[1], shift, scale, 0, lag)
+    ]
     families = [margins, sequence]
-    found = np.concatenate([family.controls((x - shift) / scale, s * scale) for family in families], axis=1)
-    along = np.concatenate([family.along((x - shift) / scale, s[0] * scale)[1] for family in families], axis=1)
+    found = np.concatenate(
+        [family.controls((x - shift) / scale, s * scale) for family in families], axis=1
+    )
+    along = np.concatenate(
+        [family.along((x - shift) / scale, s[0] * scale)[1] for family in families], axis=1
+    )
     assert found.shape[1] == len(fields) == sum(family.size for family in families)
     order = _in_order_of_lags(margins.size)
     for column, affine, field in zip(found.T[order], along.T[order], fields, strict=True):
         values = [field(row) for row in x]
         expected = [
-            jnp.trace(jax.jacfwd(field)(row)) + value @ score for row, value, score in zip(x, values, s, strict=True)
+            jnp.trace(jax.jacfwd(field)(row)) + value @ score
+            for row, value, score in zip(x, values, s, strict=True)
         ]
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
-        np.testing.assert_allclose(affine, np.array([value @ s[0] for value in values]), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(
+            affine, np.array([value @ s[0] for value in values]), rtol=1e-9, atol=1e-9
+        )
 
 
 def _in_order_of_lags(first):
-    """Return the order of columns such that those of lag 1 come before those of lag 2, as fields do."""
+    """Return the order of columns such that those of lag 1 come before those of lag 2, as fields
+    do."""
     both = first + np.arange(20).reshape(2, 2, 5)  # lines and sums, lags, controls
     return np.concatenate([np.arange(first), both.transpose(1, 0, 2).ravel()])
 
 
 def test_sums_of_rows_are_exact_where_rows_are_alike(rng):
-    """Under a normal density of rows with a common part Σ_i(Σ_j x_ij)² is a sum over rows, not over all entries."""
+    """Under a normal density of rows with a common part Σ_i(Σ_j x_ij)² is a sum over rows, not over
+    all entries."""
     rows, columns, common = 8, 10, 1.5
     one_row = np.eye(columns) + common * np.ones((columns, columns)) / columns
     precision = np.kron(np.eye(rows), one_row)
-    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(rows * columns, 1_200))).T
+    draws = np.linalg.solve(
+        np.linalg.cholesky(precision).T, rng.normal(size=(rows * columns, 1_200))
+    ).T
     trace = make_trace(
-        draws.reshape(4, 300, -1), -(draws @ precision).reshape(4, 300, -1), _entries("z[{}, {}]", rows, columns)
+        draws.reshape(4, 300, -1),
+        -(draws @ precision).reshape(4, 300, -1),
+        _entries("z[{}, {}]", rows, columns),
     )
     values = (trace.draws.reshape(4, 300, rows, columns).sum(-1) ** 2).sum(-1, keepdims=True)
     result = estimate(trace, values, Structured())
@@ -215,18 +291,23 @@ def test_sums_of_rows_are_exact_where_rows_are_alike(rng):
 
 
 def test_sequences_of_a_grid_are_told_along_each_dimension(rng):
-    """Walks of sites, time first: neighbours in the flattened order are sites, which mean nothing."""
+    """Walks of sites, time first: neighbours in the flattened order are sites, which mean
+    nothing."""
     length, sites, states = 12, 8, 1_000
     forward = np.eye(length) - np.eye(length, k=-1)
     precision = np.kron(forward.T @ forward + 0.3 * np.eye(length), np.eye(sites))
-    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(length * sites, states))).T
+    draws = np.linalg.solve(
+        np.linalg.cholesky(precision).T, rng.normal(size=(length * sites, states))
+    ).T
     draws = draws.reshape(4, states // 4, -1)
     names = _entries("level[{}, {}]", length, sites)
     problem = make_problem(make_trace(draws, -draws @ precision, names), draws[..., :1]).unrotated()
     found = [family for family in structure_families(problem, 0) if isinstance(family, Neighbours)]
     assert [family.lags for family in found] == list(LAGS)
     for family in found:
-        assert [block.tolist() for block in family.blocks] == [np.arange(96).reshape(length, sites).T.tolist()]
+        assert [block.tolist() for block in family.blocks] == [
+            np.arange(96).reshape(length, sites).T.tolist()
+        ]
 
 
 def test_margins_of_many_grids_leave_room_for_what_is_small(rng):
@@ -234,7 +315,9 @@ def test_margins_of_many_grids_leave_room_for_what_is_small(rng):
     draws = rng.normal(size=(4, 300, len(names)))
     for number, expected in ((1, 1), (5, 0)):
         d = 2 + 49 * number
-        problem = make_problem(make_trace(draws[..., :d], -draws[..., :d], names[:d]), draws[..., :1]).unrotated()
+        problem = make_problem(
+            make_trace(draws[..., :d], -draws[..., :d], names[:d]), draws[..., :1]
+        ).unrotated()
         families = structure_families(problem, 0)
         assert sum(isinstance(family, Margins) for family in families) == expected
         assert isinstance(families[-1], Diagonal)
@@ -251,36 +334,55 @@ def test_sequences_are_told_from_groups(rng):
     back = np.linalg.inv(forward)
     precision[steps, steps] = np.eye(length) + 2.0 * back.T @ back
     precision[group, group] = 1.5 * np.eye(length) - 1 / length
-    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(3 * length, 4 * states))).T
+    draws = np.linalg.solve(
+        np.linalg.cholesky(precision).T, rng.normal(size=(3 * length, 4 * states))
+    ).T
     draws = draws.reshape(4, states, -1)
     problem = make_problem(make_trace(draws, -draws @ precision, names), draws[..., :1]).unrotated()
-    near, far = (family for family in structure_families(problem, 0) if isinstance(family, Neighbours))
-    assert [block.tolist() for block in near.blocks] == [list(range(length)), list(range(length, 2 * length))]
+    near, far = (
+        family for family in structure_families(problem, 0) if isinstance(family, Neighbours)
+    )
+    assert [block.tolist() for block in near.blocks] == [
+        list(range(length)),
+        list(range(length, 2 * length)),
+    ]
     assert (near.lags, far.lags) == LAGS
 
 
 def test_auto_finds_the_structure_of_the_traces_own_coordinates(rng):
-    """In rotated ones no neighbours are alike: a walk is a sequence for both methods, with the same controls."""
+    """In rotated ones no neighbours are alike: a walk is a sequence for both methods, with the same
+    controls."""
     length = 15
     forward = np.eye(length) - np.eye(length, k=-1)
     precision = forward.T @ forward + 0.2 * np.eye(length)
-    draws = np.linalg.solve(np.linalg.cholesky(precision).T, rng.normal(size=(length, 2_000))).T.reshape(4, 500, -1)
+    draws = np.linalg.solve(
+        np.linalg.cholesky(precision).T, rng.normal(size=(length, 2_000))
+    ).T.reshape(4, 500, -1)
     trace = make_trace(draws, -draws @ precision, [f"walk[{i}]" for i in range(length)])
     values = (draws[..., 1:] * draws[..., :-1]).sum(axis=-1, keepdims=True) ** 2
-    structured, auto = (estimate(trace, values, method) for method in (Structured(), Auto(kernel=False, max_degree=2)))
+    structured, auto = (
+        estimate(trace, values, method)
+        for method in (Structured(), Auto(kernel=False, max_degree=2))
+    )
     own = structured.info["num_features"]
-    assert own == [15, 17, 19, 27, 41]  # scores, sums, neighbours, farther ones, squares, of which the sums hold one
+    # scores, sums, neighbours, farther ones, squares, of which the sums hold one
+    assert own == [15, 17, 19, 27, 41]
     assert auto.info["tried"][0]["num_features"][: len(own)] == own
 
 
 def _hierarchy(rng, chains, draws, groups=20):
-    """Return a trace of z | t ~ N(0, e^{2t}), t ~ N(0, 0.3²): the mean of the scale e^t is exp(0.045)."""
+    """Return a trace of z | t ~ N(0, e^{2t}), t ~ N(0, 0.3²): the mean of the scale e^t is
+    exp(0.045)."""
     t = 0.3 * rng.normal(size=(chains, draws))
     z = np.exp(t)[..., None] * rng.normal(size=(chains, draws, groups))
     score_z = -z * np.exp(-2 * t)[..., None]
     score_t = -t / 0.3**2 - groups + (z**2).sum(axis=-1) * np.exp(-2 * t)
     names = [*(f"z[{i}]" for i in range(groups)), "t"]
-    return make_trace(np.concatenate([z, t[..., None]], -1), np.concatenate([score_z, score_t[..., None]], -1), names)
+    return make_trace(
+        np.concatenate([z, t[..., None]], -1),
+        np.concatenate([score_z, score_t[..., None]], -1),
+        names,
+    )
 
 
 METHODS = {"structured": Structured, "auto": partial(Auto, kernel=False, max_degree=2)}
@@ -306,9 +408,13 @@ def test_the_scale_of_a_hierarchy_gains(rng, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 def test_a_structure_of_a_person_is_that_of_good_names(rng, method):
-    """Names of no meaning, or that mislead, are as good as the right ones once they are corrected."""
+    """Names of no meaning, or that mislead, are as good as the right ones once they are
+    corrected."""
     trace = _hierarchy(rng, 4, 150)
-    values, right = np.exp(trace.draws[..., -1:]), estimate(trace, np.exp(trace.draws[..., -1:]), method())
+    values, right = (
+        np.exp(trace.draws[..., -1:]),
+        estimate(trace, np.exp(trace.draws[..., -1:]), method()),
+    )
     plain = tuple(f"theta{chr(97 + i)}" for i in range(20))
     for names in ((*plain, "t"), ("t[0]", *plain[1:], *(["t[1]"]))):
         misled = trace._replace(names=names)
@@ -334,16 +440,32 @@ def test_the_structure_that_is_found_can_be_given(rng):
     ("structure", "error", "said"),
     [
         (["z[0]", "z[1]"], InputTypeError, "Structured: expected `structure` to be a mapping"),
-        ((("z", "z[0]", "z[1]"),), InputTypeError, "Structured: expected `structure` to be a mapping"),
-        ({"z": "z[0]"}, InputTypeError, "structure: expected `z` to be a list of names, got 'z\\[0\\]'"),
+        (
+            (("z", "z[0]", "z[1]"),),
+            InputTypeError,
+            "Structured: expected `structure` to be a mapping",
+        ),
+        (
+            {"z": "z[0]"},
+            InputTypeError,
+            "structure: expected `z` to be a list of names, got 'z\\[0\\]'",
+        ),
         ({"z": ("z[0]",)}, InputError, "at least two labels in block `z`, got .* Leave it out"),
         ({"z": ("z[0]", "z[1]"), "w": ("t", "z[1]")}, InputError, "once, got z\\[1\\] in z and w"),
         ({"z": ("z[0]", "z[0]")}, InputError, "once, got z\\[0\\] in z and z"),
-        ({"z": (("z[0]", "z[1]"), ("z[2]",))}, InputError, "rows of one length, .* in grid `z`, got rows of 2, 1"),
+        (
+            {"z": (("z[0]", "z[1]"), ("z[2]",))},
+            InputError,
+            "rows of one length, .* in grid `z`, got rows of 2, 1",
+        ),
         ({"z": (("z[0]",), ("z[1]",))}, InputError, "at least two, in grid `z`, got rows of 1, 1"),
         ({"z": (("z[0]", "z[1]"), ("z[2]", "z[1]"))}, InputError, "once, got z\\[1\\] in z and z"),
         ({"z": (("z[0]", "z[1]"), "z[2]")}, InputTypeError, "expected `z` to be a list of names"),
-        ({"z": ("z[0]", "z[11]")}, InputError, "got z\\[11\\] in block `z`. Did you mean 'z\\[1\\]'"),
+        (
+            {"z": ("z[0]", "z[11]")},
+            InputError,
+            "got z\\[11\\] in block `z`. Did you mean 'z\\[1\\]'",
+        ),
     ],
 )
 def test_a_structure_that_cannot_be_is_refused(rng, structure, error, said):
@@ -357,7 +479,10 @@ def test_shuffled_names_are_no_worse_than_the_scores_alone(rng):
     values = trace.draws[..., :3] + 0.1 * trace.draws[..., :3] ** 3
     order = rng.permutation(len(trace.names))
     shuffled = trace._replace(names=tuple(trace.names[i] for i in order))
-    first, useless = estimate(trace, values, ZeroVariance(1)), estimate(shuffled, values, Structured())
+    first, useless = (
+        estimate(trace, values, ZeroVariance(1)),
+        estimate(shuffled, values, Structured()),
+    )
     assert (useless.mcse < 1.1 * first.mcse).all()
 
 
@@ -372,4 +497,6 @@ def test_families_of_single_coordinates_come_in_the_order_of_what_depends_on_the
     problem = make_problem(trace, trace.draws[..., :1]).unrotated()
     for room, expected in ((100, [8, 9]), (18, [8]), (7, [])):  # ten of the diagonal come first
         families = structure_families(problem, room)
-        assert [int(family.first[0]) for family in families if isinstance(family, Pairs)] == expected
+        assert [
+            int(family.first[0]) for family in families if isinstance(family, Pairs)
+        ] == expected

@@ -26,12 +26,16 @@ def gains(estimate, *values):
 
 @pytest.fixture(scope="module")
 def estimate(tree):
-    return mp.expectation(tree, np.asarray(tree["posterior"]["a"])[..., None] ** np.arange(1, 4), method="plain")
+    return mp.expectation(
+        tree, np.asarray(tree["posterior"]["a"])[..., None] ** np.arange(1, 4), method="plain"
+    )
 
 
 def test_a_gain_is_worth_that_many_times_the_time_of_sampling(estimate):
     text = worth_of(gains(estimate, 432.0), 25.0)
-    assert text == "The same errors by sampling alone would take about 3.0 h; 4 × 200 draws took 25 s."
+    assert (
+        text == "The same errors by sampling alone would take about 3.0 h; 4 × 200 draws took 25 s."
+    )
     text = worth_of(gains(estimate, 4.0, 8.0, 400.0), 30.0)
     assert "would take about 4.0 min (median; 2.0 min to 3.3 h); 4 × 200 draws took 30 s." in text
 
@@ -39,11 +43,13 @@ def test_a_gain_is_worth_that_many_times_the_time_of_sampling(estimate):
 def test_small_gains_are_compared_with_as_many_draws_again(estimate):
     text = worth_of(gains(estimate, 1.2, 1.0), 25.0)
     assert text == (
-        "4 × 200 more draws would take about 25 s and divide errors by 1.4, which for them is more than the reduction "
-        "does."
+        "4 × 200 more draws would take about 25 s and divide errors by 1.4, which for them is "
+        "more than the reduction does."
     )
     both = worth_of(gains(estimate, 1.2, 3.0, 1.0), 25.0)
-    assert both.startswith("The same errors of 1 of 3 quantities by sampling alone would take about 75 s;")
+    assert both.startswith(
+        "The same errors of 1 of 3 quantities by sampling alone would take about 75 s;"
+    )
     assert "which for the other 2 is more than the reduction does." in both
 
 
@@ -70,7 +76,8 @@ def test_the_worth_stands_in_the_tree_the_report_and_nowhere_depends_on_a_clock(
     assert (attrs["sampling_time"], attrs["worth"]) == (25.0, expected)
     assert re.search(r"4 × 200 (more )?draws (would take about|took) 25 s", expected)
     moved = tree.copy()
-    moved.attrs, moved["posterior"].attrs = {}, {"sampling_time": np.float32(25.0)}  # where PyMC writes it
+    # where PyMC writes it
+    moved.attrs, moved["posterior"].attrs = {}, {"sampling_time": np.float32(25.0)}
     assert mp.expectation(moved, cubes, method="zv2").info == found.info
     pytest.importorskip("jinja2")
     html = mp.html_report(tree, integrands=cubes, method="zv2")

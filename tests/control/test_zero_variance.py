@@ -26,7 +26,8 @@ def test_degree_two_is_exact_for_a_quadratic_of_a_correlated_gaussian(rng):
 @pytest.mark.parametrize("repeats", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_large_design_by_blocks_is_the_same_fit(rng, repeats, monkeypatch):
     x = np.repeat(rng.normal(size=(4, 150, 3)), repeats, axis=1)
-    x[..., 2] = np.where(rng.uniform(size=x.shape[:2]) < 0.5, -1.0, 1.0)  # its square is the constant: one is dropped
+    # its square is the constant: one is dropped
+    x[..., 2] = np.where(rng.uniform(size=x.shape[:2]) < 0.5, -1.0, 1.0)
     trace = make_trace(x, -x)
     values = np.stack([np.cos(x[..., 0]), np.exp(0.3 * x[..., 1]) * x[..., 2]], axis=-1)
     dense = estimate(trace, values, ZeroVariance(2))
@@ -46,7 +47,9 @@ def test_too_few_draws_are_regularised_by_default_and_refused_without_a_penalty(
     result = estimate(trace, values, ZeroVariance(2))
     assert result.status[0] in (Status.REGULARISED, Status.PLAIN)
     assert result.info["penalty"] == "Ridge"
-    with pytest.raises(ValueError, match=r"distinct training draws for .* features without a penalty"):
+    with pytest.raises(
+        ValueError, match=r"distinct training draws for .* features without a penalty"
+    ):
         estimate(gaussian_trace(rng, (2, 20, 8)), values[:, :20], ZeroVariance(2, LeastSquares()))
 
 
@@ -97,7 +100,8 @@ def test_a_degree_that_is_not_a_positive_integer_is_refused(degree):
 
 @pytest.mark.slow
 def test_a_high_degree_knows_that_it_does_not_know_the_tail():
-    """1/x under Gamma(3, 2): a polynomial of degree eight follows it between the draws of log x, not beyond."""
+    """1/x under Gamma(3, 2): a polynomial of degree eight follows it between the draws of log x,
+    not beyond."""
     z = []
     for seed in range(12):
         x = np.random.default_rng(seed).gamma(3.0, 0.5, size=(4, 300, 1))

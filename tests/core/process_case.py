@@ -21,7 +21,9 @@ def main(folder: Path, processes: int, rank: int, port: int) -> None:
     jax.config.update("jax_enable_x64", True)
     found = {"number_of_processes": np.array(jax.process_count())}
     for name, part in PARTS.items():
-        found |= {f"{name} {quantity}": np.asarray(value) for quantity, value in part(folder).items()}
+        found |= {
+            f"{name} {quantity}": np.asarray(value) for quantity, value in part(folder).items()
+        }
     np.savez(folder / f"{rank}.npz", **found)
 
 
@@ -121,7 +123,9 @@ def gaussian_process(_: Path) -> dict[str, Any]:
     rng = np.random.default_rng(1)
     X = rng.normal(size=(600, 2))
     y = np.sin(2 * X[:, 0]) + 0.3 * rng.normal(size=600)
-    gp = IterativeGP(solver=ConjugateGradients(1e-11, 200, 20), estimator=Pathwise(8, 200), num_steps=3).fit(X, y)
+    gp = IterativeGP(
+        solver=ConjugateGradients(1e-11, 200, 20), estimator=Pathwise(8, 200), num_steps=3
+    ).fit(X, y)
     mean, variance = gp.predict(X[:9])
     return {"mean": mean, "variance": variance, "noise": gp.noise}
 

@@ -1,4 +1,5 @@
-"""The voice in which bad input is refused; classes are called with types that the tests' own checker lets through."""
+"""The voice in which bad input is refused; classes are called with types that the tests' own
+checker lets through."""
 
 import numpy as np
 import pytest
@@ -19,9 +20,13 @@ def test_counts_of_numpy_are_counts():
     check_count("here", "size", 0, "Cure.", least=0)
 
 
-@pytest.mark.parametrize(("value", "got"), [("rbf", "'rbf'"), (Matern32, "<class .*Matern32'>"), (3.0, "a float")])
+@pytest.mark.parametrize(
+    ("value", "got"), [("rbf", "'rbf'"), (Matern32, "<class .*Matern32'>"), (3.0, "a float")]
+)
 def test_a_name_or_a_class_is_not_the_thing(value, got):
-    with pytest.raises(TypeError, match=f"here: expected `kernel` to be a Kernel or None, got {got}"):
+    with pytest.raises(
+        TypeError, match=f"here: expected `kernel` to be a Kernel or None, got {got}"
+    ):
         check_kind("here", "kernel", value, (AbstractKernel, type(None)), "Cure.")
 
 

@@ -1,4 +1,5 @@
-"""Errors of long chains from means of neighbouring draws, and R-hat of every so many, whatever holds the draws."""
+"""Errors of long chains from means of neighbouring draws, and R-hat of every so many, whatever
+holds the draws."""
 
 import numpy as np
 import pytest
@@ -41,7 +42,9 @@ def test_chains_that_disagree_are_told_by_some_of_their_draws(series, monkeypatc
     assert (mcse.rank_rhat(series) > 1.1).all()
 
 
-@pytest.mark.parametrize(("chains", "draws", "size"), [(4, 1_000, 1), (4, 4_000_000, 4), (10_000, 1_000, 1), (1, 9, 1)])
+@pytest.mark.parametrize(
+    ("chains", "draws", "size"), [(4, 1_000, 1), (4, 4_000_000, 4), (10_000, 1_000, 1), (1, 9, 1)]
+)
 def test_a_thousand_draws_of_each_chain_are_left(chains, draws, size):
     assert mcse.spacing(chains, draws) == size
 
@@ -66,4 +69,6 @@ def test_columns_that_follow_each_other_are_not_copied(rng):
 def test_variances_by_blocks_are_those_of_all_rows(rng, monkeypatch):
     monkeypatch.setattr("mcmcpost.core.arrays.ENTRIES", 100)
     columns = 1e6 + rng.normal(size=(1_003, 3))
-    np.testing.assert_allclose(column_variance(columns, ddof=1), columns.var(axis=0, ddof=1), rtol=1e-9)
+    np.testing.assert_allclose(
+        column_variance(columns, ddof=1), columns.var(axis=0, ddof=1), rtol=1e-9
+    )

@@ -1,4 +1,5 @@
-"""Two processes give the numbers of one, each the whole result, and the first of them writes the files."""
+"""Two processes give the numbers of one, each the whole result, and the first of them writes the
+files."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +13,8 @@ CASE = Path(__file__).parent / "process_case.py"
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Return the folders of a run in one process and of one in two, which goes on from a ladder of the first."""
+    """Return the folders of a run in one process and of one in two, which goes on from a ladder of
+    the first."""
     alone, two = tmp_path_factory.mktemp("alone"), tmp_path_factory.mktemp("two")
     cache = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("cache")),
@@ -26,7 +28,10 @@ def folders(tmp_path_factory):
 
 @pytest.mark.slow
 def test_two_processes_give_the_numbers_of_one(folders):
-    alone, *both = (dict(np.load(file)) for file in (folders[0] / "0.npz", folders[1] / "0.npz", folders[1] / "1.npz"))
+    alone, *both = (
+        dict(np.load(file))
+        for file in (folders[0] / "0.npz", folders[1] / "0.npz", folders[1] / "1.npz")
+    )
     for number, found in ((1, alone), (2, both[0]), (2, both[1])):
         assert found.pop("number_of_processes") == number
     for found in both:
@@ -38,4 +43,11 @@ def test_two_processes_give_the_numbers_of_one(folders):
 @pytest.mark.slow
 def test_the_first_process_writes_the_files(folders):
     written = {path.name for path in folders[1].iterdir()}
-    assert written == {"0.npz", "1.npz", "scores.nc", "report.html", "independent.checkpoint", "exchange.checkpoint"}
+    assert written == {
+        "0.npz",
+        "1.npz",
+        "scores.nc",
+        "report.html",
+        "independent.checkpoint",
+        "exchange.checkpoint",
+    }

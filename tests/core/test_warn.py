@@ -1,4 +1,5 @@
-"""A warning points at the line of the user's program, so that Python shows it again at another line."""
+"""A warning points at the line of the user's program, so that Python shows it again at another
+line."""
 
 import re
 import warnings
@@ -27,15 +28,24 @@ def gate(rng):
 def evidence(rng):
     """Return a call that warns of gradients of the wrong sign some frames down, under 64 bits."""
     ladder = gaussian_path(2).ladder(rng, 100, RUNGS[::4])
-    arrays = (ladder.draws, ladder.log_likelihood, -ladder.gradient_log_likelihood, ladder.gradient_log_prior)
-    return partial(mp.log_evidence, mp.ladder_from_arrays(ladder.temperatures, *arrays), "plain", path="rungs")
+    arrays = (
+        ladder.draws,
+        ladder.log_likelihood,
+        -ladder.gradient_log_likelihood,
+        ladder.gradient_log_prior,
+    )
+    return partial(
+        mp.log_evidence, mp.ladder_from_arrays(ladder.temperatures, *arrays), "plain", path="rungs"
+    )
 
 
 def process(rng):
     """Return a call of a method that Equinox wraps."""
     x = rng.normal(size=(40, 2))
     loose = ConjugateGradients(1e-2, 2, 20)
-    return partial(IterativeGP(SquaredExponential(1.0), 1e-3, optimise=False, solver=loose).fit, x, x[:, 0])
+    return partial(
+        IterativeGP(SquaredExponential(1.0), 1e-3, optimise=False, solver=loose).fit, x, x[:, 0]
+    )
 
 
 def sampler(_):
@@ -47,7 +57,12 @@ def sampler(_):
 
 @pytest.mark.parametrize(
     "case",
-    [gate, evidence, pytest.param(process, marks=pytest.mark.slow), pytest.param(sampler, marks=pytest.mark.slow)],
+    [
+        gate,
+        evidence,
+        pytest.param(process, marks=pytest.mark.slow),
+        pytest.param(sampler, marks=pytest.mark.slow),
+    ],
 )
 def test_a_warning_points_at_the_caller_and_is_shown_again_at_another_line(case, rng):
     call = case(rng)
@@ -63,5 +78,9 @@ def test_a_warning_points_at_the_caller_and_is_shown_again_at_another_line(case,
 
 
 def test_the_package_warns_in_no_other_way():
-    where = [str(path) for path in PACKAGE.rglob("*.py") if re.search(r"warnings\.warn\(|stacklevel", path.read_text())]
+    where = [
+        str(path)
+        for path in PACKAGE.rglob("*.py")
+        if re.search(r"warnings\.warn\(|stacklevel", path.read_text())
+    ]
     assert where == [str(PACKAGE / "core" / "errors.py")]

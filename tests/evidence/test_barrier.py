@@ -1,4 +1,5 @@
-"""The barrier of a path and what replica exchange does on it, against closed forms and brute force."""
+"""The barrier of a path and what replica exchange does on it, against closed forms and brute
+force."""
 
 import numpy as np
 import pytest
@@ -6,11 +7,19 @@ from ladder_cases import gaussian_path
 from scipy.stats import norm
 
 import mcmcpost as mp
-from mcmcpost.evidence import Barrier, check_ladder, examine_rungs, ladder_barrier, make_ladder, power_ladder
+from mcmcpost.evidence import (
+    Barrier,
+    check_ladder,
+    examine_rungs,
+    ladder_barrier,
+    make_ladder,
+    power_ladder,
+)
 from mcmcpost.evidence.barrier import path_barrier, rejection_rates, round_trips
 
 SLOPE = 3.0
-"""With ℓ = SLOPE·x on a standard normal prior, λ(t) = SLOPE/√π everywhere and rejection has a closed form."""
+"""With ℓ = SLOPE·x on a standard normal prior, λ(t) = SLOPE/√π everywhere and rejection has a
+closed form."""
 
 
 def linear_ladder(rng, temperatures, num_draws=2000):
@@ -23,7 +32,9 @@ def test_the_barrier_of_a_linear_log_likelihood_is_known(rng):
     temperatures = np.array([0.0, 0.2, 0.5, 0.75, 1.0])
     ladder = linear_ladder(rng, temperatures)
     found = ladder_barrier(ladder)
-    np.testing.assert_allclose(found.cumulative, SLOPE / np.sqrt(np.pi) * found.temperatures, rtol=0.03, atol=1e-3)
+    np.testing.assert_allclose(
+        found.cumulative, SLOPE / np.sqrt(np.pi) * found.temperatures, rtol=0.03, atol=1e-3
+    )
     assert found.advised_size == 5
     np.testing.assert_allclose(found.place(), np.linspace(0.0, 1.0, 5), atol=0.02)
     exact = 1 - 2 * norm.cdf(-SLOPE * np.diff(temperatures) / np.sqrt(2))
@@ -40,14 +51,17 @@ def test_rejection_is_that_of_all_pairs_and_zero_likelihood_never_moves(rng):
 
 
 def test_equal_rungs_have_no_barrier_to_place():
-    with pytest.raises(mp.InputError, match=r"barrier_ladder: expected a log likelihood that varies"):
+    with pytest.raises(
+        mp.InputError, match=r"barrier_ladder: expected a log likelihood that varies"
+    ):
         path_barrier(np.zeros(10), np.zeros(10), power=1.0).place()
     with pytest.raises(mp.InputError, match="Ask for fewer rungs"):
         Barrier(np.array([0.0, 0.5, 0.5, 1.0]), np.array([0.0, 0.1, 1.0, 1.1])).place(5)
 
 
 def test_round_trips_are_those_of_the_states_that_were_swapped(rng):
-    """Labels are swapped as the sampler swaps states, pairs of one parity at a time, and followed one by one."""
+    """Labels are swapped as the sampler swaps states, pairs of one parity at a time, and followed
+    one by one."""
     rounds, rungs, chains = 300, 3, 2
     accepted, trips = np.zeros((rounds, rungs - 1, chains), bool), 0
     label = np.tile(np.arange(rungs)[:, None], (1, chains))
@@ -68,7 +82,8 @@ def test_round_trips_are_those_of_the_states_that_were_swapped(rng):
 
 @pytest.mark.parametrize("scale", [1.0, 1.5])
 def test_short_rungs_are_tested_together(rng, scale):
-    """Thirty-one rungs of twenty draws: none of them shows by itself that gradients are too large by a half."""
+    """Thirty-one rungs of twenty draws: none of them shows by itself that gradients are too large
+    by a half."""
     wrong = gaussian_path(1).ladder(rng, 20, power_ladder(31, 3))
     ladder = wrong._replace(
         gradient_log_likelihood=scale * wrong.gradient_log_likelihood,

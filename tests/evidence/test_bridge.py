@@ -1,4 +1,5 @@
-"""Bridge sampling and Laplace importance sampling: closed forms, calibration, NumPyro models, bad input."""
+"""Bridge sampling and Laplace importance sampling: closed forms, calibration, NumPyro models, bad
+input."""
 
 import jax
 import jax.numpy as jnp
@@ -90,7 +91,14 @@ def calibration(rng, draw, log_density, truth, symmetric, bent=False):
     """Return the z of replicated bridges; the density is NumPy's, so that nothing is traced."""
     found = [
         plain_bridge(
-            evaluate_halves(log_density, draws, ("x[0]", "x[1]"), jax.random.key(r), symmetric=symmetric, bent=bent),
+            evaluate_halves(
+                log_density,
+                draws,
+                ("x[0]", "x[1]"),
+                jax.random.key(r),
+                symmetric=symmetric,
+                bent=bent,
+            ),
             symmetric=symmetric,
         )
         for r, draws in enumerate(draw(rng) for _ in range(REPLICATIONS))
@@ -99,7 +107,9 @@ def calibration(rng, draw, log_density, truth, symmetric, bent=False):
 
 
 def in_band(z):
-    return z.var(ddof=1) <= chi2.isf(1e-5, len(z) - 1) / (len(z) - 1) and abs(z.mean()) < 4.5 / np.sqrt(len(z))
+    return z.var(ddof=1) <= chi2.isf(1e-5, len(z) - 1) / (len(z) - 1) and abs(
+        z.mean()
+    ) < 4.5 / np.sqrt(len(z))
 
 
 def normal_rows(x):
@@ -142,7 +152,9 @@ def test_the_error_is_calibrated(case, rng):
 
 def controlled_estimates(draws, log_density, key):
     """Return the evidence of a trace and its estimates by name; the path has degree four."""
-    evidence = estimate_from_posterior(evaluate_draws(draws, log_density), Auto(), key=key, degree=4)
+    evidence = estimate_from_posterior(
+        evaluate_draws(draws, log_density), Auto(), key=key, degree=4
+    )
     return evidence, {e.method: e for e in evidence.estimates}
 
 
@@ -153,7 +165,9 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
 
     z, gain = [], []
     for one in jax.random.split(key, 4):
-        evidence, by_name = controlled_estimates(np.log(rng.gamma(9.0, size=(4, 200, 2))), log_density, one)
+        evidence, by_name = controlled_estimates(
+            np.log(rng.gamma(9.0, size=(4, 200, 2))), log_density, one
+        )
         assert evidence.status is mp.Status.CONTROLLED
         assert evidence.estimates[0].error <= min(e.error for e in evidence.estimates) * 1.05
         controlled = [by_name[name] for name in ("bridge (controlled)", "bridge (controlled path)")]
@@ -171,10 +185,12 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
 
 
 @pytest.mark.parametrize(
-    "constant", [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1e3, marks=pytest.mark.slow), -1e8]
+    "constant",
+    [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1e3, marks=pytest.mark.slow), -1e8],
 )
 def test_no_error_is_below_the_rounding_of_the_density(constant, rng, key):
-    """On a normal the controlled path is exact, and its error is that of numbers of the size of the log density."""
+    """On a normal the controlled path is exact, and its error is that of numbers of the size of the
+    log density."""
     log_density, log_z, sample = gaussian(2, rng)
     found, _ = controlled_estimates(sample(4, 200), lambda x: log_density(x) + constant, key)
     assert found.method == "bridge (controlled path)"
@@ -192,7 +208,11 @@ def test_a_trace_too_short_for_a_bridge_is_a_status(key):
 def test_a_posterior_that_its_density_does_not_cover_is_said_to_be_so(rng, key):
     two = np.where(rng.random((4, 200, 1)) < 0.5, -30.0, 30.0) + rng.normal(size=(4, 200, 1))
     found = estimate_from_posterior(
-        evaluate_draws(two, lambda x: jnp.logaddexp(*(-0.5 * (x[0] - at) ** 2 for at in (-30.0, 30.0))), scores=False),
+        evaluate_draws(
+            two,
+            lambda x: jnp.logaddexp(*(-0.5 * (x[0] - at) ** 2 for at in (-30.0, 30.0))),
+            scores=False,
+        ),
         PlainMean(),
         key=key,
     )
@@ -202,12 +222,16 @@ def test_a_posterior_that_its_density_does_not_cover_is_said_to_be_so(rng, key):
     around *= (1e3 + rng.normal(size=(4, 200, 1))) / np.linalg.norm(around, axis=-1, keepdims=True)
     shell = evaluate_draws(around, lambda x: -0.5 * (jnp.linalg.norm(x) - 1e3) ** 2, scores=False)
     found = estimate_from_posterior(shell, PlainMean(), key=key)
-    assert found.status is mp.Status.NOT_CONVERGED or any("overlap" in text for text in found.complaints)
+    assert found.status is mp.Status.NOT_CONVERGED or any(
+        "overlap" in text for text in found.complaints
+    )
 
 
 @pytest.mark.slow
 def test_heavy_tails_are_fitted_and_too_heavy_ones_told(rng, key):
-    draws = evaluate_draws(rng.standard_cauchy(size=(4, 200, 5)), lambda x: -jnp.log1p(x**2).sum(), scores=False)
+    draws = evaluate_draws(
+        rng.standard_cauchy(size=(4, 200, 5)), lambda x: -jnp.log1p(x**2).sum(), scores=False
+    )
     found = estimate_from_posterior(draws, PlainMean(), key=key)
     np.testing.assert_allclose(found.value, 5 * np.log(np.pi), atol=4.5 * found.mcse)
     assert found.mcse < 0.03
@@ -227,7 +251,9 @@ def test_each_side_of_a_bridge_has_its_own_khat(longer, rng, key):
         draws = rng.standard_t(4, size=(4, 1000, 1))
         density = lambda x: -2.5 * jnp.log1p(x[0] ** 2 / 4)  # noqa: E731
     elif longer == "normal":
-        draws = rng.choice([-1.0, 1.0], size=(4, 1000, 1)) * rng.gamma(0.25, size=(4, 1000, 1)) ** 0.25
+        draws = (
+            rng.choice([-1.0, 1.0], size=(4, 1000, 1)) * rng.gamma(0.25, size=(4, 1000, 1)) ** 0.25
+        )
         density = lambda x: -(x[0] ** 4)  # noqa: E731
     else:
         draws = rng.normal(size=(4, 1000, 1))
@@ -238,14 +264,17 @@ def test_each_side_of_a_bridge_has_its_own_khat(longer, rng, key):
 
 
 def test_a_posterior_whose_proposals_have_no_density_in_floats_is_far_away(rng, key):
-    """In a funnel log q falls by thousands where the fitted density does not: those weights are zero, not equal."""
+    """In a funnel log q falls by thousands where the fitted density does not: those weights are
+    zero, not equal."""
 
     def log_density(x):
         return -0.5 * (x[0] / 3) ** 2 - 0.5 * jnp.sum(x[1:] ** 2) * jnp.exp(-x[0]) - 1.5 * x[0]
 
     v = 3 * rng.normal(size=(4, 200, 1))
     draws = np.concatenate([v, np.exp(v / 2) * rng.normal(size=(4, 200, 3))], axis=-1)
-    found = estimate_from_posterior(evaluate_draws(draws, log_density, scores=False), PlainMean(), key=key)
+    found = estimate_from_posterior(
+        evaluate_draws(draws, log_density, scores=False), PlainMean(), key=key
+    )
     assert found.info["pareto_khat"] > 0.3
 
 
@@ -275,13 +304,19 @@ def test_the_answer_of_a_trace_converged_if_any_did():
         (1e-9, ("few draws in the overlap",), "auto", "pooled"),
     ],
 )
-def test_the_answer_of_a_ladder_and_a_bridge_is_the_smaller_sound_error(error, complaints, path, first, rng, key):
+def test_the_answer_of_a_ladder_and_a_bridge_is_the_smaller_sound_error(
+    error, complaints, path, first, rng, key
+):
     ladder, _ = short_ladder(rng)
     found = mp.log_evidence(mp.ladder_from_arrays(*ladder[:5]), "plain", degree=0)
-    bridge = estimate_from_posterior(evaluate_draws(rng.normal(size=(2, 50, 2)), standard), PlainMean(), key=key)
+    bridge = estimate_from_posterior(
+        evaluate_draws(rng.normal(size=(2, 50, 2)), standard), PlainMean(), key=key
+    )
     bridge = bridge._replace(value=found.value, mcse=error, complaints=complaints)
     both = with_bridge(found, bridge, choose=path == "auto")
-    assert both.method == both.estimates[0].method == (bridge.method if first == "bridge" else first)
+    assert (
+        both.method == both.estimates[0].method == (bridge.method if first == "bridge" else first)
+    )
     assert both.error == (error if first != "pooled" else found.error)
     assert {e.method for e in both.estimates} >= {"pooled", "stepping stone", "bridge (fitted)"}
     assert both.rungs_to_dataframe().equals(found.rungs_to_dataframe())
@@ -298,7 +333,9 @@ def test_kernels_are_for_who_asks_for_them(method, kernel, rng, key, monkeypatch
 
     monkeypatch.setattr("mcmcpost.evidences.estimate_from_posterior", spy)
     draws = rng.normal(size=(4, 250, 1))
-    mp.bridge_evidence(mp.from_arrays(draws, -draws), logdensity_fn=standard, key=key, method=method)
+    mp.bridge_evidence(
+        mp.from_arrays(draws, -draws), logdensity_fn=standard, key=key, method=method
+    )
     assert [(type(one), one.kernel) for one in asked] == [(Auto, kernel)]
 
 
@@ -340,7 +377,10 @@ def test_too_few_states_are_a_status(draws, key):
 
 
 def test_fewer_states_in_a_half_than_a_covariance_needs_are_a_status(rng, key):
-    assert bridge_sampling(rng.normal(size=(1, 12, 5)), standard, key=key).status is mp.Status.TOO_FEW_DRAWS
+    assert (
+        bridge_sampling(rng.normal(size=(1, 12, 5)), standard, key=key).status
+        is mp.Status.TOO_FEW_DRAWS
+    )
 
 
 def test_chains_that_drift_and_proposals_without_overlap_are_not_converged(rng, key):
@@ -359,7 +399,8 @@ def test_chains_that_drift_and_proposals_without_overlap_are_not_converged(rng, 
 
 @pytest.mark.slow
 def test_modes_that_all_chains_visit_have_honest_errors_and_a_mode_without_draws_is_missing(rng):
-    """±4 in all of five coordinates: the fitted normal covers both, and nothing tells of one without draws."""
+    """±4 in all of five coordinates: the fitted normal covers both, and nothing tells of one
+    without draws."""
     share, modes = 0.8, np.array([4.0, -4.0])
 
     def log_density(x):
@@ -407,7 +448,12 @@ def infinite(rng):
         (collinear, standard, {}, r"tau, a linear combination of mu"),
         (infinite, standard, {}, "finite draws"),
         (lambda rng: rng.normal(size=(50, 2)), standard, {}, "one chain is an axis"),
-        (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: jnp.where(x[0] > 0, 0.0, -jnp.inf), {}, "at every draw"),
+        (
+            lambda rng: rng.normal(size=(2, 50, 2)),
+            lambda x: jnp.where(x[0] > 0, 0.0, -jnp.inf),
+            {},
+            "at every draw",
+        ),
         (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: jnp.log(x[0]), {}, "NaN or"),
         (
             lambda rng: np.abs(rng.normal(size=(2, 50, 2))),
@@ -460,7 +506,11 @@ def positive(y):
 
 def tree_of(**sites):
     return xarray.DataTree.from_dict(
-        {"posterior": xarray.Dataset({name: (("chain", "draw"), array) for name, array in sites.items()})}
+        {
+            "posterior": xarray.Dataset(
+                {name: (("chain", "draw"), array) for name, array in sites.items()}
+            )
+        }
     )
 
 
@@ -468,11 +518,17 @@ def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
     y = rng.normal(size=6)
     precision = 6 + 1 / 4
     draws = y.sum() / precision + rng.normal(size=(4, 250)) / np.sqrt(precision)
-    truth = -3 * np.log(2 * np.pi) - np.log(2.0 * np.sqrt(precision)) - 0.5 * (y @ y - y.sum() ** 2 / precision)
+    truth = (
+        -3 * np.log(2 * np.pi)
+        - np.log(2.0 * np.sqrt(precision))
+        - 0.5 * (y @ y - y.sum() ** 2 / precision)
+    )
     tree = tree_of(mu=draws)
     for found in (
         mp.bridge_evidence(tree, conjugate, y, key=key, method="plain"),
-        mp.bridge_evidence(mp.attach_scores(tree, conjugate, y), conjugate, y, key=key, method="zv2", degree=0),
+        mp.bridge_evidence(
+            mp.attach_scores(tree, conjugate, y), conjugate, y, key=key, method="zv2", degree=0
+        ),
         mp.laplace_evidence(tree, conjugate, y, scale=1.0, key=key),
     ):
         np.testing.assert_allclose(found.value, truth, atol=4.5 * found.mcse)
@@ -482,12 +538,25 @@ def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
 def test_the_model_of_other_data_is_noticed(rng, key):
     y = rng.normal(size=6)
     draws = y.sum() / 6.25 + rng.normal(size=(4, 250)) / np.sqrt(6.25)
-    with pytest.warns(mp.ScoreWarning, match="Score gate"), pytest.warns(mp.EvidenceWarning) as told:
-        assert mp.bridge_evidence(tree_of(mu=draws), conjugate, y + 1.0, key=key).status is mp.Status.BAD_SCORES
-    assert all(any(words in str(w.message) for w in told) for words in ("not of this model", "differ by"))
+    with (
+        pytest.warns(mp.ScoreWarning, match="Score gate"),
+        pytest.warns(mp.EvidenceWarning) as told,
+    ):
+        assert (
+            mp.bridge_evidence(tree_of(mu=draws), conjugate, y + 1.0, key=key).status
+            is mp.Status.BAD_SCORES
+        )
+    assert all(
+        any(words in str(w.message) for w in told) for words in ("not of this model", "differ by")
+    )
     recorded = mp.from_arrays(draws[..., None], (y.sum() - 6.25 * draws)[..., None], names=["mu"])
-    recorded["sample_stats"]["lp"] = xarray.DataArray(-3.125 * (draws - y.sum() / 6.25) ** 2, dims=("chain", "draw"))
-    assert mp.bridge_evidence(recorded, conjugate, y, key=key, method="zv2", degree=0).status is mp.Status.CONTROLLED
+    recorded["sample_stats"]["lp"] = xarray.DataArray(
+        -3.125 * (draws - y.sum() / 6.25) ** 2, dims=("chain", "draw")
+    )
+    assert (
+        mp.bridge_evidence(recorded, conjugate, y, key=key, method="zv2", degree=0).status
+        is mp.Status.CONTROLLED
+    )
     with pytest.raises(mp.ScoreError, match="lp"):
         mp.bridge_evidence(recorded, conjugate, y + 0.02, key=key)
 
@@ -509,7 +578,9 @@ def test_a_positive_site_is_bridged_on_the_unconstrained_space(rng, key):
     y = rng.exponential(size=5)
     draws = rng.gamma(7.0, 1 / (1 + y.sum()), size=(4, 500))
     found = mp.bridge_evidence(tree_of(scale=draws), positive, y, key=key, method="plain")
-    np.testing.assert_allclose(found.value, np.log(720.0) - 7 * np.log(1 + y.sum()), atol=4.5 * found.mcse)
+    np.testing.assert_allclose(
+        found.value, np.log(720.0) - 7 * np.log(1 + y.sum()), atol=4.5 * found.mcse
+    )
 
 
 def test_a_bare_log_density_is_taken_as_it_is(rng, key):
@@ -540,13 +611,37 @@ def test_a_model_that_is_nan_somewhere_says_so(rng, key):
     ("call", "error", "words"),
     [
         (lambda t, k: mp.bridge_evidence(t, key=k), ValueError, "neither"),
-        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, logdensity_fn=standard, key=k), ValueError, "both"),
-        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, method="warp3"), ValueError, "method"),
+        (
+            lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, logdensity_fn=standard, key=k),
+            ValueError,
+            "both",
+        ),
+        (
+            lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, method="warp3"),
+            ValueError,
+            "method",
+        ),
         (lambda t, k: mp.bridge_evidence(t, positive, 0.0, key=k), ValueError, "latent sites"),
-        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1), ValueError, "`degree` of at least 0"),
-        (lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, num_proposals=9), ValueError, "at least 100"),
-        (lambda t, k: mp.laplace_evidence(t["posterior"].to_dataset(), conjugate, 0.0, key=k), TypeError, "DataTree"),
-        (lambda _, k: mp.bridge_evidence(xarray.DataTree(), conjugate, 0.0, key=k), ValueError, "posterior group"),
+        (
+            lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, degree=-1),
+            ValueError,
+            "`degree` of at least 0",
+        ),
+        (
+            lambda t, k: mp.bridge_evidence(t, conjugate, 0.0, key=k, num_proposals=9),
+            ValueError,
+            "at least 100",
+        ),
+        (
+            lambda t, k: mp.laplace_evidence(t["posterior"].to_dataset(), conjugate, 0.0, key=k),
+            TypeError,
+            "DataTree",
+        ),
+        (
+            lambda _, k: mp.bridge_evidence(xarray.DataTree(), conjugate, 0.0, key=k),
+            ValueError,
+            "posterior group",
+        ),
     ],
 )
 def test_bad_arguments_are_named(call, error, words, rng, key):

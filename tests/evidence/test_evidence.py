@@ -36,12 +36,22 @@ from mcmcpost.evidence import (
     simpson_rule,
     trapezoid_rule,
 )
-from mcmcpost.evidence.mbar import adjacent_overlap, asymptotic_covariance, mbar_estimate, solve_free_energies
+from mcmcpost.evidence.mbar import (
+    adjacent_overlap,
+    asymptotic_covariance,
+    mbar_estimate,
+    solve_free_energies,
+)
 from mcmcpost.tasks import TaskREML, VectorValued
 
 
 def evidence(
-    ladder: Ladder, method: object = None, *, allow_bad_scores: bool = False, degree: int = 2, **path: object
+    ladder: Ladder,
+    method: object = None,
+    *,
+    allow_bad_scores: bool = False,
+    degree: int = 2,
+    **path: object,
 ) -> Evidence:
     health, options = examine_rungs(ladder), Options(allow_bad_scores=allow_bad_scores)
     check = check_ladder(ladder, health)
@@ -63,7 +73,9 @@ def cubic_path(rng: np.random.Generator, num_draws: int) -> tuple[Ladder, float]
     log_likelihood = lambda x: -2.0 * (np.sin(1.5 * x) - 0.5 * x) ** 2 + np.cos(x)  # noqa: E731
     slope = lambda x: -4.0 * (np.sin(1.5 * x) - 0.5 * x) * (1.5 * np.cos(1.5 * x) - 0.5) - np.sin(x)  # noqa: E731
     density = np.exp(RUNGS[:, None] * log_likelihood(grid) - 0.5 * grid**2)
-    mass = np.concatenate([np.zeros((len(RUNGS), 1)), np.cumsum(density[:, 1:] + density[:, :-1], axis=1)], axis=1)
+    mass = np.concatenate(
+        [np.zeros((len(RUNGS), 1)), np.cumsum(density[:, 1:] + density[:, :-1], axis=1)], axis=1
+    )
     x = np.stack([np.interp(rng.random(num_draws), row / row[-1], grid) for row in mass], axis=1)
     truth = float(np.log(mass[-1, -1] / mass[0, -1]))
     arrays = (log_likelihood(x), slope(x)[..., None], -x[..., None])
@@ -90,7 +102,9 @@ def test_a_constant_moves_an_exact_evidence_to_rounding_and_no_error_is_below(
     constant: float, rng: np.random.Generator
 ) -> None:
     ladder = usual(rng)
-    found = evidence(ladder._replace(log_likelihood=ladder.log_likelihood - constant), ZeroVariance(2))
+    found = evidence(
+        ladder._replace(log_likelihood=ladder.log_likelihood - constant), ZeroVariance(2)
+    )
     assert found.method == "pooled"
     assert abs(found.value + constant - LOG_EVIDENCE) < 4.5 * found.mcse < 1e-14 * constant
     assert found.mcse >= np.finfo(float).eps * constant
@@ -129,11 +143,14 @@ def test_simpson_applies_to_odd_power_ladders_only() -> None:
 def test_mbar_agrees_with_pymbar(rng: np.random.Generator) -> None:
     import pymbar
 
-    jax.config.update("jax_enable_x64", True)  # pymbar changes the configuration when it is imported
+    # pymbar changes the configuration when it is imported
+    jax.config.update("jax_enable_x64", True)
     ladder = usual(rng)
     flat, sizes = jnp.asarray(ladder.log_likelihood.reshape(-1)), jnp.full(len(RUNGS), 100.0)
     levels = jnp.asarray(RUNGS)
-    found = jax.jit(solve_free_energies)(levels, flat, jnp.ones_like(flat), sizes, jnp.zeros(len(RUNGS)))
+    found = jax.jit(solve_free_energies)(
+        levels, flat, jnp.ones_like(flat), sizes, jnp.zeros(len(RUNGS))
+    )
     # pymbar wants the draws of one rung next to each other
     ours = np.asarray(flat)
     order = np.argsort(np.tile(np.arange(len(RUNGS)), 100), kind="stable")
@@ -176,7 +193,9 @@ def test_mbar_has_the_larger_of_the_errors_that_are_numbers(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
-def test_evidence_is_calibrated_and_beats_mbar_on_a_path_that_is_not_polynomial(rng: np.random.Generator) -> None:
+def test_evidence_is_calibrated_and_beats_mbar_on_a_path_that_is_not_polynomial(
+    rng: np.random.Generator,
+) -> None:
     z: dict[str, list[float]] = {}
     gaps = []
     replications = 40
@@ -186,7 +205,9 @@ def test_evidence_is_calibrated_and_beats_mbar_on_a_path_that_is_not_polynomial(
         for estimate in found.estimates:
             error = np.hypot(estimate.mcse, estimate.info.get("discretisation_error", 0.0))
             z.setdefault(estimate.method, []).append((estimate.value - truth) / error)
-        gaps.append([abs(e.value - truth) for e in found.estimates if e.method in ("pooled", "MBAR")])
+        gaps.append(
+            [abs(e.value - truth) for e in found.estimates if e.method in ("pooled", "MBAR")]
+        )
     limit = chi2.isf(1e-5, replications) / replications
     for method in ("pooled", "corrected", "stepping stone", "MBAR"):
         assert np.mean(np.square(z[method])) < limit, method
@@ -209,7 +230,9 @@ def test_rungs_without_overlap_fall_back(rng: np.random.Generator) -> None:
 def test_the_number_of_rungs_that_a_complaint_names_does_overlap(rng: np.random.Generator) -> None:
     path = GaussianPath(np.full(10, 3.0), 0.1)
     ladder = path.ladder(rng, 100, power_ladder(6, 5))
-    (complaint,) = (text for text in evidence(ladder).complaints if text.startswith("no pooled path"))
+    (complaint,) = (
+        text for text in evidence(ladder).complaints if text.startswith("no pooled path")
+    )
     number = int(re.search(r"sample (\d+) rungs at barrier_ladder\(tree, \1\)", complaint)[1])
     assert number > 6
     better = path.ladder(rng, 100, ladder_barrier(ladder).place(number))
@@ -243,13 +266,16 @@ def test_vector_valued_rungs(rng: np.random.Generator) -> None:
     tuning = TaskREML(squared_lengthscales=(30.0,), max_steps=5)
     found = evidence(ladder, VectorValued(degree=2, tuning=tuning, guard=False), path="rungs")
     mu, v = path.log_likelihood_moments(ladder.temperatures)
-    assert abs(found.value - corrected_rule(ladder.temperatures).integrate(mu, v)) < 4.5 * found.mcse
+    assert (
+        abs(found.value - corrected_rule(ladder.temperatures).integrate(mu, v)) < 4.5 * found.mcse
+    )
     assert found.rungs.joint.shape == (8, 8)
 
 
 @pytest.mark.slow
 def test_a_log_likelihood_below_all_bounds_is_zero_density(rng: np.random.Generator) -> None:
-    """Prior draws may be anywhere; a chain at a positive temperature may not, and its rung is left out."""
+    """Prior draws may be anywhere; a chain at a positive temperature may not, and its rung is left
+    out."""
     temperatures, *arrays = short_ladder(rng)[0][:5]
     values = []
     for far in (-1e90, -np.inf):
@@ -260,7 +286,10 @@ def test_a_log_likelihood_below_all_bounds_is_zero_density(rng: np.random.Genera
     assert np.isfinite(values).all()
     assert values[0] == values[1]
     arrays[1][1, :, 2] = -9e124
-    with pytest.warns(mp.EvidenceWarning, match="rung t = .* has draws of zero likelihood at a positive temperature"):
+    with pytest.warns(
+        mp.EvidenceWarning,
+        match="rung t = .* has draws of zero likelihood at a positive temperature",
+    ):
         found = mp.log_evidence(mp.ladder_from_arrays(temperatures, *arrays), "plain", degree=1)
     assert list(found.used) == [0, 1, 3, 4]
 
@@ -297,7 +326,8 @@ def test_failed_rungs_are_left_out(rng: np.random.Generator) -> None:
 @pytest.mark.slow
 def test_a_ladder_without_its_prior_uses_the_pooled_path_alone(rng: np.random.Generator) -> None:
     ladder = usual(rng)
-    ladder.log_likelihood[:, :, :2] = np.nan  # of two rungs, so that programs are shared with the tests that lose two
+    # of two rungs, so that programs are shared with the tests that lose two
+    ladder.log_likelihood[:, :, :2] = np.nan
     found = evidence(ladder, PlainMean())
     assert found.rungs is None
     assert abs(found.value - LOG_EVIDENCE) < max(4.5 * found.error, 1e-6)
@@ -324,7 +354,8 @@ def test_scores_off_by_a_tenth_are_seen_over_the_ladder(rng: np.random.Generator
     path = gaussian_path(1)
     ladder = path.ladder(rng, 200, power_ladder(21, 3))
     wrong = ladder._replace(
-        gradient_log_likelihood=1.1 * ladder.gradient_log_likelihood, gradient_log_prior=1.1 * ladder.gradient_log_prior
+        gradient_log_likelihood=1.1 * ladder.gradient_log_likelihood,
+        gradient_log_prior=1.1 * ladder.gradient_log_prior,
     )
     health = examine_rungs(wrong)
     check = check_ladder(wrong, health)
@@ -401,22 +432,29 @@ def test_tables_tree_and_plot(rng: np.random.Generator) -> None:
     assert kept["rung_mean_cv"].sizes["temperature"] == len(RUNGS)
     assert found.to_json_dict()["rungs"][4]["mean"] is None
     axes = mp.plot_evidence_path(found)
-    assert {"pooled path", "rungs, controlled"} <= {text.get_text() for text in axes.get_legend().get_texts()}
+    assert {"pooled path", "rungs, controlled"} <= {
+        text.get_text() for text in axes.get_legend().get_texts()
+    }
     pyplot.close("all")
 
 
 @pytest.mark.slow
 def test_a_prior_whose_mean_log_likelihood_is_minus_infinity(rng: np.random.Generator) -> None:
-    # one observation, zero, with a standard deviation that has an exponential prior: E log p(y) diverges at the prior
+    # one observation, zero, with a standard deviation that has an exponential prior: E log p(y)
+    # diverges at the prior
     grid = np.linspace(-30.0, 6.0, 60_001)  # of log sd
     log_prior = grid - np.exp(grid)
     log_likelihood = lambda x: -0.5 * np.exp(-2 * x) - x - 0.5 * np.log(2 * np.pi)  # noqa: E731
     t = power_ladder(12, 5)
     density = np.exp(t[:, None] * log_likelihood(grid) + log_prior)
-    mass = np.concatenate([np.zeros((len(t), 1)), np.cumsum(density[:, 1:] + density[:, :-1], axis=1)], axis=1)
+    mass = np.concatenate(
+        [np.zeros((len(t), 1)), np.cumsum(density[:, 1:] + density[:, :-1], axis=1)], axis=1
+    )
     x = np.stack([np.interp(rng.random(100), row / row[-1], grid) for row in mass], axis=1)[None]
     slope, prior_slope = np.exp(-2 * x) - 1, 1 - np.exp(x)
-    ladder = make_ladder(t, x[..., None], log_likelihood(x), slope[..., None], prior_slope[..., None])
+    ladder = make_ladder(
+        t, x[..., None], log_likelihood(x), slope[..., None], prior_slope[..., None]
+    )
     found = pooled_path(ladder)
     assert not found.reason
     truth = np.log(mass[-1, -1] / mass[0, -1])

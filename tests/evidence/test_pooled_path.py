@@ -1,4 +1,5 @@
-"""The semi-exact part of the pooled path: its definition, what it gains, and that its error is honest."""
+"""The semi-exact part of the pooled path: its definition, what it gains, and that its error is
+honest."""
 
 import numpy as np
 import pytest
@@ -6,7 +7,15 @@ from scipy.stats import chi2
 
 from mcmcpost.evidence import Ladder, make_ladder, path as pooled, pooled_path, power_ladder
 from mcmcpost.evidence.path import NUM_NODES
-from mcmcpost.evidence.path_regression import PENALTIES, Family, Mixtures, PooledDraws, _fit_node, _levels, fit_path
+from mcmcpost.evidence.path_regression import (
+    PENALTIES,
+    Family,
+    Mixtures,
+    PooledDraws,
+    _fit_node,
+    _levels,
+    fit_path,
+)
 from mcmcpost.stein import num_polynomial_features
 
 GRID = np.linspace(-9.0, 9.0, 20_001)
@@ -17,7 +26,8 @@ def factor(x):
 
 
 def product_path(rng: np.random.Generator, num_draws: int, d: int = 4) -> tuple[Ladder, float]:
-    """Return iid draws of a path whose likelihood is a product of factors that no polynomial controls."""
+    """Return iid draws of a path whose likelihood is a product of factors that no polynomial
+    controls."""
     levels = power_ladder(10, 4)
     x = np.empty((1, num_draws, len(levels), d))
     for i, t in enumerate(levels):
@@ -25,7 +35,9 @@ def product_path(rng: np.random.Generator, num_draws: int, d: int = 4) -> tuple[
         x[0, :, i] = np.interp(rng.random((num_draws, d)), mass / mass[-1], GRID)
     masses = [np.exp(t * factor(GRID) - 0.5 * GRID**2).sum() for t in (0.0, 1.0)]
     slope = -4.5 * np.tanh(1.5 * (x - 1.0))
-    return make_ladder(levels, x, factor(x).sum(-1), slope, -x), d * float(np.log(masses[1] / masses[0]))
+    return make_ladder(levels, x, factor(x).sum(-1), slope, -x), d * float(
+        np.log(masses[1] / masses[0])
+    )
 
 
 def test_the_levels_minimise_their_objectives_with_and_without_each_block(rng):
@@ -56,11 +68,15 @@ def test_the_levels_minimise_their_objectives_with_and_without_each_block(rng):
     cases += [(np.r_[small, q : q + landmarks], penalty) for penalty in PENALTIES]
     assert found.mean.shape == (len(cases),)
     for level, (columns, penalty) in enumerate(cases):
-        np.testing.assert_allclose(found.mean[level], regression(weights, columns, penalty)[0], rtol=1e-6, atol=1e-8)
+        np.testing.assert_allclose(
+            found.mean[level], regression(weights, columns, penalty)[0], rtol=1e-6, atol=1e-8
+        )
         for block, rows in enumerate(members):
             mean, residuals = regression(kept[block], columns, penalty)
             np.testing.assert_allclose(found.deleted[block, level], mean, rtol=1e-6, atol=1e-8)
-            np.testing.assert_allclose(found.residuals[rows, level], residuals[rows], rtol=1e-6, atol=1e-7)
+            np.testing.assert_allclose(
+                found.residuals[rows, level], residuals[rows], rtol=1e-6, atol=1e-7
+            )
 
 
 @pytest.mark.slow
@@ -77,7 +93,10 @@ def test_a_kernel_beside_the_quadratic_is_better_and_its_error_honest(rng):
         polynomials.append(found.fit.integral[3] - truth)
     assert methods.count("SemiExact") > replications / 2
     assert np.mean(np.abs(errors)) < 0.7 * np.mean(np.abs(polynomials))
-    assert np.mean(np.square(np.array(errors) / reported)) < chi2.isf(1e-5, replications) / replications
+    assert (
+        np.mean(np.square(np.array(errors) / reported))
+        < chi2.isf(1e-5, replications) / replications
+    )
 
 
 @pytest.mark.slow
@@ -146,7 +165,14 @@ def test_mixtures_that_are_not_finite_leave_nothing_and_raise_nothing(rng):
     known, unknown = rng.normal(size=(1, n)), np.full((b, n), np.nan)
     draws = rng.normal(size=(n, 2))
     pooled = PooledDraws(
-        draws, draws[:, 0], draws, -draws, blocks, np.arange(n).reshape(-1, b).T, blocks * 0, np.ones(n)
+        draws,
+        draws[:, 0],
+        draws,
+        -draws,
+        blocks,
+        np.arange(n).reshape(-1, b).T,
+        blocks * 0,
+        np.ones(n),
     )
     mixtures = Mixtures(np.zeros((b + 1, 2)), np.concatenate([known, unknown]), 1, False)
     found = fit_path(np.array([0.3, 0.9]), np.array([0.5, 0.5]), pooled, mixtures, family=Family(1))

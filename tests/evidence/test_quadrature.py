@@ -1,4 +1,5 @@
-"""The nested quadrature of the path: its nodes, and that its discretisation error is neither too small nor decisive."""
+"""The nested quadrature of the path: its nodes, and that its discretisation error is neither too
+small nor decisive."""
 
 import numpy as np
 import pytest
@@ -10,10 +11,23 @@ from mcmcpost.evidence.path import MOST_NODES, NUM_NODES, kronrod, path_rule
 STEEP = GaussianPath(np.array([2.0, -1.0]), 0.003)
 """Nearly all of the path happens below t = 1e-4."""
 
-# QUADPACK's qk15 and qk21: the largest node, the largest of the Gauss nodes, and their weights; the weight at zero.
+# QUADPACK's qk15 and qk21: the largest node, the largest of the Gauss nodes, and their weights; the
+# weight at zero.
 QUADPACK = {
-    7: (0.991455371120812639, 0.022935322010529225, 0.949107912342758525, 0.063092092629978553, 0.209482141084727828),
-    10: (0.995657163025808081, 0.011694638867371874, 0.973906528517171720, 0.032558162307964727, 0.149445554002916906),
+    7: (
+        0.991455371120812639,
+        0.022935322010529225,
+        0.949107912342758525,
+        0.063092092629978553,
+        0.209482141084727828,
+    ),
+    10: (
+        0.995657163025808081,
+        0.011694638867371874,
+        0.973906528517171720,
+        0.032558162307964727,
+        0.149445554002916906,
+    ),
 }
 
 
@@ -39,14 +53,19 @@ def test_kronrod_keeps_the_gauss_nodes_and_is_exact_to_its_degree(n: int) -> Non
 
 @pytest.mark.parametrize("path", [gaussian_path(2), STEEP], ids=["smooth", "steep"])
 @pytest.mark.parametrize("n", [4, 8, 12, 24, 48])
-def test_the_distance_of_the_two_rules_covers_the_error_on_exact_means(n: int, path: GaussianPath) -> None:
+def test_the_distance_of_the_two_rules_covers_the_error_on_exact_means(
+    n: int, path: GaussianPath
+) -> None:
     rule, fine = path_rule(n, 5.0), path_rule(4 * n, 5.0)
     value = rule.weights @ path.log_likelihood_moments(rule.temperatures)[0]
     reported = abs(value - rule.coarse @ path.log_likelihood_moments(rule.temperatures)[0])
     truth = path.log_evidence(np.ones(1))[0]
     rounding = 1e-13 * abs(truth)
     assert abs(value - truth) < reported + rounding
-    assert abs(value - fine.weights @ path.log_likelihood_moments(fine.temperatures)[0]) < reported + rounding
+    assert (
+        abs(value - fine.weights @ path.log_likelihood_moments(fine.temperatures)[0])
+        < reported + rounding
+    )
 
 
 @pytest.mark.slow
@@ -58,4 +77,6 @@ def test_too_few_nodes_are_seen_and_by_default_doubled(rng: np.random.Generator)
     found = pooled_path(ladder, degree=2)
     assert NUM_NODES < found.info["num_nodes"] <= MOST_NODES
     assert found.discretisation_error < 0.01 * few.discretisation_error
-    assert abs(found.value - truth) < found.discretisation_error + 4.5 * found.mcse + 1e-9 * abs(truth)
+    assert abs(found.value - truth) < found.discretisation_error + 4.5 * found.mcse + 1e-9 * abs(
+        truth
+    )

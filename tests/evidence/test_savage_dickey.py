@@ -1,4 +1,5 @@
-"""The Savage–Dickey ratio: exact conjugate truths, calibration of its error, agreement with two bridges."""
+"""The Savage–Dickey ratio: exact conjugate truths, calibration of its error, agreement with two
+bridges."""
 
 import jax
 import jax.numpy as jnp
@@ -32,7 +33,9 @@ def regression(rng):
     return mp.from_arrays(draws, (MEAN - draws) @ PRECISION, names=["level", "slope"])
 
 
-@pytest.mark.parametrize("prior", [st.norm(0.0, 1.0), dist.Normal(0.0, 1.0), float(st.norm.pdf(0.0))])
+@pytest.mark.parametrize(
+    "prior", [st.norm(0.0, 1.0), dist.Normal(0.0, 1.0), float(st.norm.pdf(0.0))]
+)
 def test_the_ratio_of_a_normal_is_exact(regression, prior):
     found = mp.savage_dickey(regression, "level", 0.0, prior)
     assert found.status in REPRODUCED
@@ -41,7 +44,8 @@ def test_the_ratio_of_a_normal_is_exact(regression, prior):
 
 
 def test_the_ratio_is_that_of_two_bridges(regression, rng, key):
-    """Bridges to both models differ by it; the plain one's error is not zero, and so tests the size of both."""
+    """Bridges to both models differ by it; the plain one's error is not zero, and so tests the size
+    of both."""
 
     def density(design: np.ndarray, x: jax.Array) -> jax.Array:
         normal = -0.5 * jnp.log(2 * jnp.pi)
@@ -52,7 +56,9 @@ def test_the_ratio_is_that_of_two_bridges(regression, rng, key):
     draws = mean + rng.normal(size=(2, 250, 1)) / np.sqrt(precision)
     alone = mp.from_arrays(draws, (mean - draws) * precision, names=["slope"])
     one, two = (
-        mp.bridge_evidence(tree, logdensity_fn=lambda x, z=z: density(z, x), key=key, method="plain")
+        mp.bridge_evidence(
+            tree, logdensity_fn=lambda x, z=z: density(z, x), key=key, method="plain"
+        )
         for tree, z in ((alone, X[:, 1:]), (regression, X))
     )
     found = mp.savage_dickey(regression, "level", 0.0, st.norm(0.0, 1.0))
@@ -72,7 +78,8 @@ OF_RATE = float(
         - st.gamma(2.0 + COUNTS.sum(), scale=1 / (0.5 + len(COUNTS))).logpdf(POINT)
     )
 )
-"""log p(y|rate = 5) − log p(y): by Bayes' theorem log p(y) is log likelihood + log prior − log posterior anywhere."""
+"""log p(y|rate = 5) − log p(y): by Bayes' theorem log p(y) is log likelihood + log prior − log
+posterior anywhere."""
 
 
 def poisson(rng: np.random.Generator) -> object:
@@ -89,7 +96,8 @@ def rate(draw: dict) -> jax.Array:
 @pytest.mark.slow
 def test_the_error_of_a_ratio_is_honest(rng):
     found = [
-        mp.savage_dickey(poisson(rng), "log_rate", np.log(POINT), POINT * RATE.pdf(POINT), "zv1") for _ in range(200)
+        mp.savage_dickey(poisson(rng), "log_rate", np.log(POINT), POINT * RATE.pdf(POINT), "zv1")
+        for _ in range(200)
     ]
     z = np.array([(one.value - OF_RATE) / one.mcse for one in found])
     assert abs(z.mean()) < 4.5 / np.sqrt(len(z))
@@ -97,7 +105,8 @@ def test_the_error_of_a_ratio_is_honest(rng):
 
 
 def test_the_density_of_a_function_of_a_draw_is_in_its_own_units(rng):
-    """The same ratio, of the rate under its prior and of its logarithm under that of the logarithm."""
+    """The same ratio, of the rate under its prior and of its logarithm under that of the
+    logarithm."""
     tree = poisson(rng)
     one = mp.savage_dickey(tree, {"rate": rate}, POINT, RATE)
     other = mp.savage_dickey(tree, "log_rate", np.log(POINT), POINT * RATE.pdf(POINT))

@@ -1,4 +1,5 @@
-"""A stored evidence is the one that was written: tables, figures, comparisons; and what is refused instead of one."""
+"""A stored evidence is the one that was written: tables, figures, comparisons; and what is refused
+instead of one."""
 
 import json
 
@@ -36,13 +37,25 @@ def bridge(rng, key):
 
 def same(one: mp.Evidence, other: mp.Evidence, *, overlap: bool = True) -> None:
     """Fail unless two evidences say the same, up to what only an estimation needs."""
-    for name in ("value", "mcse", "discretisation_error", "error", "status", "method", "complaints"):
+    for name in (
+        "value",
+        "mcse",
+        "discretisation_error",
+        "error",
+        "status",
+        "method",
+        "complaints",
+    ):
         ours, theirs = getattr(one, name), getattr(other, name)
         assert ours == theirs or (ours != ours and theirs != theirs), name
     for table in ("to_dataframe", "rungs_to_dataframe", "path_to_dataframe"):
-        pandas.testing.assert_frame_equal(getattr(one, table)(), getattr(other, table)(), check_dtype=False)
+        pandas.testing.assert_frame_equal(
+            getattr(one, table)(), getattr(other, table)(), check_dtype=False
+        )
     assert one.to_json_dict() == other.to_json_dict()
-    np.testing.assert_array_equal([e.error for e in one.estimates], [e.error for e in other.estimates])
+    np.testing.assert_array_equal(
+        [e.error for e in one.estimates], [e.error for e in other.estimates]
+    )
     if isinstance(one.diagnostics, BridgeOverlap):
         if overlap:
             jax.tree.map(np.testing.assert_array_equal, one.diagnostics, other.diagnostics)
@@ -57,7 +70,9 @@ def same(one: mp.Evidence, other: mp.Evidence, *, overlap: bool = True) -> None:
 
 def printed(evidence: mp.Evidence, path) -> object:
     """Return the tree of an evidence in a file as the command line prints it."""
-    path.write_text(json.dumps({"evidence": [{"source": "x.nc"} | evidence.to_json_dict()]}, allow_nan=False))
+    path.write_text(
+        json.dumps({"evidence": [{"source": "x.nc"} | evidence.to_json_dict()]}, allow_nan=False)
+    )
     return mp.load_tree(path)
 
 
@@ -92,7 +107,8 @@ def test_a_bridge_is_read_as_it_was_written(bridge, tmp_path, suffix):
 
 @pytest.mark.slow
 def test_what_is_undefined_is_stored_too(ladder, tmp_path):
-    """Of a ladder with a rung that is left out, and without its last one, which rules cannot do without."""
+    """Of a ladder with a rung that is left out, and without its last one, which rules cannot do
+    without."""
     likelihood = ladder["sample_stats"]["log_likelihood_total"].copy()
     likelihood[{"temperature": [1, -1], "draw": 0, "chain": 0}] = np.nan
     ladder["sample_stats"]["log_likelihood_total"] = likelihood
@@ -108,7 +124,9 @@ def test_what_is_undefined_is_stored_too(ladder, tmp_path):
 def test_trees_are_compared_as_their_evidences_are(ladder, bridge, tmp_path):
     found = mp.log_evidence(ladder, "zv2", degree=2)
     expected = mp.compare_evidence({"a": found, "b": bridge})
-    got = mp.compare_evidence({"a": found.to_datatree(ladder), "b": printed(bridge, tmp_path / "b.json")})
+    got = mp.compare_evidence(
+        {"a": found.to_datatree(ladder), "b": printed(bridge, tmp_path / "b.json")}
+    )
     pandas.testing.assert_frame_equal(expected.to_dataframe(), got.to_dataframe())
 
 
@@ -118,7 +136,8 @@ def test_a_bridge_beside_a_ladder_is_kept_when_the_ladder_is_estimated_again(lad
     kept = found.to_datatree(ladder)
     again = mp.log_evidence(kept, "zv2", degree=2)
     same(found, again)
-    # A bridge alone, written to the tree of the ladder, is one too; and one that is given takes its place.
+    # A bridge alone, written to the tree of the ladder, is one too; and one that is given takes its
+    # place.
     same(found, mp.log_evidence(bridge.to_datatree(ladder), "zv2", degree=2))
     other = bridge._replace(value=bridge.value + 1e-9)
     assert mp.log_evidence(kept, "zv2", degree=2, bridge=other).bridge.value == other.value
@@ -128,16 +147,22 @@ def test_a_bridge_beside_a_ladder_is_kept_when_the_ladder_is_estimated_again(lad
 @pytest.mark.slow
 def test_what_holds_no_evidence_is_refused(ladder, bridge, rng, tmp_path):
     trace = normal_trace(rng)
-    with pytest.raises(mp.InputError, match="compare_evidence: a: expected a tree with an evidence, got the groups"):
+    with pytest.raises(
+        mp.InputError, match="compare_evidence: a: expected a tree with an evidence, got the groups"
+    ):
         mp.compare_evidence({"a": trace, "b": bridge})
     stored = mp.log_evidence(ladder, "zv2", degree=2).to_datatree(ladder)
     thinned = stored.isel(draw=slice(None, None, 2))
-    with pytest.raises(mp.InputError, match=r"an evidence of the draws in the tree \(30 draws\), got one of 60"):
+    with pytest.raises(
+        mp.InputError, match=r"an evidence of the draws in the tree \(30 draws\), got one of 60"
+    ):
         mp.Evidence.from_datatree(thinned)
     for change in (lambda attrs: attrs.pop("status"), lambda attrs: attrs.pop("info")):
         older = stored.copy()
         change(older[EVIDENCE_GROUP].attrs)
-        with pytest.raises(mp.InputError, match="this version of mcmcpost wrote, got a group `evidence` without"):
+        with pytest.raises(
+            mp.InputError, match="this version of mcmcpost wrote, got a group `evidence` without"
+        ):
             mp.Evidence.from_datatree(older)
     with pytest.raises(mp.InputTypeError, match="DataTree"):
         mp.Evidence.from_datatree(None)
@@ -170,12 +195,16 @@ def test_models_of_other_data_are_not_compared(bridge):
 
     y = np.array([1.0, np.nan, 3.0])
     assert len(mp.compare_evidence({"a": tree(y), "b": tree(y.copy())}).names) == 2
-    with pytest.raises(mp.InputError, match=r"models of the same data, y of a \(3,\), got other values in b \(2,\)"):
+    with pytest.raises(
+        mp.InputError, match=r"models of the same data, y of a \(3,\), got other values in b \(2,\)"
+    ):
         mp.compare_evidence({"a": tree(y), "b": tree(y[:2])})
 
 
 def test_chains_of_several_files_have_no_evidence_of_one(bridge, rng, tmp_path):
-    paths = [mp.save_tree(bridge.to_datatree(normal_trace(rng)), tmp_path / f"{i}.nc") for i in range(2)]
+    paths = [
+        mp.save_tree(bridge.to_datatree(normal_trace(rng)), tmp_path / f"{i}.nc") for i in range(2)
+    ]
     joined = mp.load_tree(*paths)
     assert EVIDENCE_GROUP not in joined.children
     assert joined["sample_stats"].sizes["chain"] == 4

@@ -1,4 +1,5 @@
-"""The map that is fitted to draws: inverse, density and scores by definition, and what it finds in draws."""
+"""The map that is fitted to draws: inverse, density and scores by definition, and what it finds in
+draws."""
 
 import numpy as np
 import pytest
@@ -17,13 +18,17 @@ def bent(rng):
     shift = np.array([[0.0, 0, 0], [0.3, -0.4, 0], [0.1, 0, 0.5]])
     scale = np.array([[0.0, 0, 0], [0.6, 0, 0], [0, 0.2, -0.3]])
     shape = np.array([[0.1, 0, -0.2], [1.2, 0.8, 1], [0.5, 0, -0.7], [0.7, 1, 1.3]])
-    normal = Normal(rng.normal(size=3), np.tril(rng.normal(size=(3, 3)), -1) + np.diag([0.5, 2.0, 1.0]))
+    normal = Normal(
+        rng.normal(size=3), np.tril(rng.normal(size=(3, 3)), -1) + np.diag([0.5, 2.0, 1.0])
+    )
     return Warp(normal, np.array([2, 0, 1]), features, shift, scale, shape), rng.normal(size=(5, 3))
 
 
 def jacobian(function, point, step=1e-6):
     steps = step * np.eye(len(point))
-    return np.stack([(function(point + s) - function(point - s)) / (2 * step) for s in steps], axis=-1)
+    return np.stack(
+        [(function(point + s) - function(point - s)) / (2 * step) for s in steps], axis=-1
+    )
 
 
 def test_the_inverse_and_the_density_are_those_of_the_map(bent):
@@ -47,7 +52,9 @@ def test_pulled_scores_are_the_slopes_of_the_density_in_z(bent):
 
     pulled = warp.pull(z, -np.sinh(warp.restore(z) - 0.3))
     for one, score in zip(z, pulled, strict=True):
-        np.testing.assert_allclose(score, jacobian(lambda at: in_z(at[None]), one)[0], rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            score, jacobian(lambda at: in_z(at[None]), one)[0], rtol=1e-5, atol=1e-6
+        )
 
 
 def test_a_normal_is_a_map_that_bends_nothing(rng):
@@ -61,22 +68,30 @@ def test_a_normal_is_a_map_that_bends_nothing(rng):
 
 
 def test_draws_of_a_normal_bend_nothing(rng):
-    points = rng.normal(size=(2_000, 3)) @ np.array([[1.0, 0.4, 0.0], [0.0, 1.0, -0.8], [0.0, 0.0, 0.5]])
+    points = rng.normal(size=(2_000, 3)) @ np.array(
+        [[1.0, 0.4, 0.0], [0.0, 1.0, -0.8], [0.0, 0.0, 0.5]]
+    )
     assert fit_warp("test", points, NAMES, 2_000.0).num_fitted == 9
 
 
 def funnel(z):
     """Return draws whose second coordinate is the log scale of the others."""
-    return np.stack([z[:, 0] * np.exp(0.7 * z[:, 1]), z[:, 1], z[:, 2] * np.exp(-0.5 * z[:, 1])], axis=1)
+    return np.stack(
+        [z[:, 0] * np.exp(0.7 * z[:, 1]), z[:, 1], z[:, 2] * np.exp(-0.5 * z[:, 1])], axis=1
+    )
 
 
 def funnel_density(x):
-    z = np.stack([x[:, 0] * np.exp(-0.7 * x[:, 1]), x[:, 1], x[:, 2] * np.exp(0.5 * x[:, 1])], axis=1)
+    z = np.stack(
+        [x[:, 0] * np.exp(-0.7 * x[:, 1]), x[:, 1], x[:, 2] * np.exp(0.5 * x[:, 1])], axis=1
+    )
     return -0.5 * (z**2).sum(axis=1) - 1.5 * np.log(2 * np.pi) - 0.2 * x[:, 1]
 
 
 def banana(z):
-    return np.stack([z[:, 0], z[:, 1], 0.5 * z[:, 2] + z[:, 0] ** 2 - 0.8 * z[:, 0] * z[:, 1]], axis=1)
+    return np.stack(
+        [z[:, 0], z[:, 1], 0.5 * z[:, 2] + z[:, 0] ** 2 - 0.8 * z[:, 0] * z[:, 1]], axis=1
+    )
 
 
 def banana_density(x):
@@ -108,4 +123,6 @@ def test_a_bent_posterior_is_found(draw, density, divergence, rng):
 
     found = lost(fit_warp("test", fitted, NAMES, 3_000.0))
     assert -0.02 < found < divergence
-    assert lost(fit_warp("test", fitted, NAMES, 20.0)) > 2 * divergence, "draws worth 20 show nothing significant"
+    assert lost(fit_warp("test", fitted, NAMES, 20.0)) > 2 * divergence, (
+        "draws worth 20 show nothing significant"
+    )

@@ -1,4 +1,5 @@
-"""The log evidence of weighted draws: exact values, honest errors, uneven weights, nested-sampling runs."""
+"""The log evidence of weighted draws: exact values, honest errors, uneven weights, nested-sampling
+runs."""
 
 import jax
 import jax.numpy as jnp
@@ -57,10 +58,16 @@ QUARTIC = np.log(4 * np.pi * quad(lambda r: r**2 * np.exp(-0.25 * r**4), 0, 5)[0
 
 
 def nested(rng, live=100, size=5.0):
-    """Return an exact run in a ball, its log weights and its live points; log Z of `quartic` is `QUARTIC`."""
+    """Return an exact run in a ball, its log weights and its live points; log Z of `quartic` is
+    `QUARTIC`."""
     log_volume = np.cumsum(np.log(rng.beta(live, 1, size=12 * live)))
     direction = rng.normal(size=(12 * live, 3))
-    x = direction / np.linalg.norm(direction, axis=1, keepdims=True) * size * np.exp(log_volume / 3)[:, None]
+    x = (
+        direction
+        / np.linalg.norm(direction, axis=1, keepdims=True)
+        * size
+        * np.exp(log_volume / 3)[:, None]
+    )
     believed = -np.arange(1, len(x) + 1) / live
     return x[None], (believed + quartic(x))[None], np.full((1, len(x)), float(live))
 
@@ -72,20 +79,27 @@ def tree_of(x, log_weights, live=None):
 @pytest.mark.slow
 def test_the_weights_are_those_of_the_bridge_identity(rng, key):
     x, log_weights, _ = student(rng, (4, 500), 2, scale=2.0)
-    found = mp.bridge_evidence(tree_of(x, log_weights), logdensity_fn=log_density, key=key, method="plain")
+    found = mp.bridge_evidence(
+        tree_of(x, log_weights), logdensity_fn=log_density, key=key, method="plain"
+    )
     assert found.status is mp.Status.PLAIN
     assert abs(found.value - 2 * gammaln(SHAPE)) < 4.5 * found.error < 0.01
     assert found.info["weights_khat"] < 0.7
     assert found.info["weights_ess"] < 0.9 * 2_000
-    # One fit alone, with as many proposals as draws: many more of them, as by default, outvote wrong draws.
-    wrong = plain_bridge(evaluate_halves(rows, x, ("a", "b"), key, symmetric=False, bent=True), symmetric=False)
+    # One fit alone, with as many proposals as draws: many more of them, as by default, outvote
+    # wrong draws.
+    wrong = plain_bridge(
+        evaluate_halves(rows, x, ("a", "b"), key, symmetric=False, bent=True), symmetric=False
+    )
     assert abs(wrong.value - 2 * gammaln(SHAPE)) > 10 * wrong.mcse
 
 
 @pytest.mark.slow
 def test_equal_weights_change_nothing(rng, key):
     x = np.log(rng.gamma(SHAPE, size=(4, 250, 2)))
-    without = mp.bridge_evidence(mp.from_arrays(x, slopes(x)), logdensity_fn=log_density, key=key, method="plain")
+    without = mp.bridge_evidence(
+        mp.from_arrays(x, slopes(x)), logdensity_fn=log_density, key=key, method="plain"
+    )
     weighted = mp.bridge_evidence(
         tree_of(x, np.full((4, 250), 7.0)), logdensity_fn=log_density, key=key, method="plain"
     )
@@ -97,7 +111,9 @@ def test_equal_weights_change_nothing(rng, key):
 def test_uneven_weights_are_told(rng, key):
     x = np.log(SHAPE) + 0.4 * rng.normal(size=(1, 8_000, 5)) / np.sqrt(SHAPE)
     log_weights = rows(x) + 0.5 * SHAPE * ((x - np.log(SHAPE)) ** 2).sum(-1) / 0.16
-    posterior = evaluate_rows(x, rows, slopes, scores=False)._replace(weights=Weights.of(log_weights))
+    posterior = evaluate_rows(x, rows, slopes, scores=False)._replace(
+        weights=Weights.of(log_weights)
+    )
     found = estimate_from_posterior(posterior, PlainMean(), key=key)
     assert "k-hat" in found.complaints[0]
     assert "effective draws decide" in found.complaints[0]
@@ -110,8 +126,12 @@ def test_weights_worth_fewer_draws_than_a_covariance_needs_are_a_status(rng, key
     x, _, _ = student(rng, (1, 200), 5)
     log_weights = np.full((1, 200), -40.0)
     log_weights[0, :3] = 0.0
-    posterior = evaluate_rows(x, rows, slopes, scores=False)._replace(weights=Weights.of(log_weights))
-    assert estimate_from_posterior(posterior, PlainMean(), key=key).status is mp.Status.TOO_FEW_DRAWS
+    posterior = evaluate_rows(x, rows, slopes, scores=False)._replace(
+        weights=Weights.of(log_weights)
+    )
+    assert (
+        estimate_from_posterior(posterior, PlainMean(), key=key).status is mp.Status.TOO_FEW_DRAWS
+    )
 
 
 def test_weights_that_are_not_finite_are_named(rng, key):
@@ -151,7 +171,13 @@ def test_the_error_of_plain_bridges_is_calibrated(case, rng):
         x, log_weights, live = draw(rng)
         names = tuple("abc"[: x.shape[-1]])
         halves = evaluate_halves(
-            density, x, names, jax.random.key(r), symmetric=False, bent=True, weights=Weights.of(log_weights, live)
+            density,
+            x,
+            names,
+            jax.random.key(r),
+            symmetric=False,
+            bent=True,
+            weights=Weights.of(log_weights, live),
         )
         found = plain_bridge(halves, symmetric=False)
         z.append((found.value - truth) / found.mcse)

@@ -1,4 +1,5 @@
-"""A small regression problem, its kernel, and the dense definitions that computation-aware processes are tested by."""
+"""A small regression problem, its kernel, and the dense definitions that computation-aware
+processes are tested by."""
 
 from typing import NamedTuple
 
@@ -35,7 +36,9 @@ def make_case(rng: np.random.Generator, n: int, o: int = 7) -> Case:
 def block_actions(rng: np.random.Generator, n: int, i: int) -> SparseActions:
     """Blocks of rows in a random order."""
     rows, mask = balanced_blocks(n, i)
-    return SparseActions(jnp.asarray(rng.normal(size=rows.shape)), rng.permutation(n)[rows], mask, whole=True)
+    return SparseActions(
+        jnp.asarray(rng.normal(size=rows.shape)), rng.permutation(n)[rows], mask, whole=True
+    )
 
 
 def partial_actions(rng: np.random.Generator, n: int, i: int) -> SparseActions:
@@ -49,13 +52,21 @@ def random_actions(rng: np.random.Generator, n: int, i: int) -> DenseActions:
 
 
 def matrix(actions: AbstractActions, n: int) -> np.ndarray:
-    return np.stack([np.asarray(actions.column(jnp.asarray(j), n)) for j in range(actions.num_actions)], 1)
+    return np.stack(
+        [np.asarray(actions.column(jnp.asarray(j), n)) for j in range(actions.num_actions)], 1
+    )
 
 
-def dense_posterior(kernel: AbstractKernel, noise: float, case: Case, at: np.ndarray, S: np.ndarray) -> Dense:
+def dense_posterior(
+    kernel: AbstractKernel, noise: float, case: Case, at: np.ndarray, S: np.ndarray
+) -> Dense:
     """Eq. 5 of Wenger et al. (2024) with the pseudo-inverse of the projected system."""
     K = np.asarray(gram(kernel, case.X))
-    C = S @ np.linalg.pinv(S.T @ (K + noise * np.eye(len(K))) @ S, rcond=1e-13, hermitian=True) @ S.T
+    C = (
+        S
+        @ np.linalg.pinv(S.T @ (K + noise * np.eye(len(K))) @ S, rcond=1e-13, hermitian=True)
+        @ S.T
+    )
     cross = np.asarray(gram(kernel, at, case.X))
     return Dense(cross @ C @ case.y, np.asarray(gram(kernel, at)) - cross @ C @ cross.T)
 
@@ -68,8 +79,13 @@ def dense_bound(kernel: AbstractKernel, noise: float, case: Case, S: np.ndarray)
     """NLL + KL(q‖p) on the n training values, both by dense algebra: the definition of eq. 10."""
     n, K = len(case.y), np.asarray(gram(kernel, case.X))
     shifted = K + noise * np.eye(n)
-    nll = 0.5 * (case.y @ np.linalg.solve(shifted, case.y) + np.linalg.slogdet(2 * np.pi * shifted)[1])
-    q, p = (f(kernel, noise, case, case.X, *a) for f, a in ((dense_posterior, (S,)), (exact_posterior, ())))
+    nll = 0.5 * (
+        case.y @ np.linalg.solve(shifted, case.y) + np.linalg.slogdet(2 * np.pi * shifted)[1]
+    )
+    q, p = (
+        f(kernel, noise, case, case.X, *a)
+        for f, a in ((dense_posterior, (S,)), (exact_posterior, ()))
+    )
     gap = p.mean - q.mean
     ratio = np.linalg.solve(p.covariance, q.covariance)
     volume = np.linalg.slogdet(p.covariance)[1] - np.linalg.slogdet(q.covariance)[1]
@@ -83,7 +99,9 @@ def dense_projected(kernel: AbstractKernel, noise: float, case: Case, S: np.ndar
     basis = U[:, s > 1e-10 * s[0]]
     system = basis.T @ (np.asarray(gram(kernel, case.X)) + noise * np.eye(len(case.y))) @ basis
     data = basis.T @ case.y
-    return float(0.5 * (data @ np.linalg.solve(system, data) + np.linalg.slogdet(2 * np.pi * system)[1]))
+    return float(
+        0.5 * (data @ np.linalg.solve(system, data) + np.linalg.slogdet(2 * np.pi * system)[1])
+    )
 
 
 def central_difference(function: object, x: jax.Array, step: float = 1e-5) -> np.ndarray:

@@ -16,7 +16,8 @@ NUM_TRANSITIONS = 8
 
 
 class IID(NamedTuple):
-    """A potential, its iid draws and the expectations to monitor: name ↦ (function of draws (n, d), value)."""
+    """A potential, its iid draws and the expectations to monitor: name ↦ (function of draws (n, d),
+    value)."""
 
     potential: object
     draws: object
@@ -29,7 +30,8 @@ def banana_potential(x):
 
 
 D = 10
-"""Of the draws of all targets: one program serves them. The potentials take any number of dimensions."""
+"""Of the draws of all targets: one program serves them. The potentials take any number of
+dimensions."""
 
 
 def _banana_draws(rng, n):
@@ -58,7 +60,9 @@ def gaussian():
     root = np.linalg.cholesky(covariance)
     return IID(
         lambda x: 0.5 * (x[:2] @ jnp.asarray(precision) @ x[:2] + jnp.sum(x[2:] ** 2)),
-        lambda rng, n: np.concatenate([rng.standard_normal((n, 2)) @ root.T, rng.standard_normal((n, D - 2))], axis=1),
+        lambda rng, n: np.concatenate(
+            [rng.standard_normal((n, 2)) @ root.T, rng.standard_normal((n, D - 2))], axis=1
+        ),
         {
             "x1": (lambda x: x[:, 0], 0.0),
             "x1^2": (lambda x: x[:, 0] ** 2, covariance[0, 0]),
@@ -78,7 +82,8 @@ def energy(which, x):
 
 
 def padded(fitted, number=20):
-    """Return the same surrogate on `number` points and in all directions, so that all share programs.
+    """Return the same surrogate on `number` points and in all directions, so that all share
+    programs.
 
     What is added has no weight.
     """
@@ -107,7 +112,8 @@ def frozen_state(kernel, fitted, draws, key, step_size):
 
 
 def z_scores(target, draws):
-    """Return by how many standard errors each mean over independent draws misses its expectation."""
+    """Return by how many standard errors each mean over independent draws misses its
+    expectation."""
     found = {}
     for name, (function, truth) in target.expectations.items():
         values = np.asarray(function(np.asarray(draws)), float)
@@ -115,7 +121,17 @@ def z_scores(target, draws):
     return found
 
 
-def run(kernel, key, *args, num_warmup=100, num_samples=50, num_chains=2, method="vectorized", init=None, **kwargs):
+def run(
+    kernel,
+    key,
+    *args,
+    num_warmup=100,
+    num_samples=50,
+    num_chains=2,
+    method="vectorized",
+    init=None,
+    **kwargs,
+):
     mcmc = MCMC(
         kernel,
         num_warmup=num_warmup,

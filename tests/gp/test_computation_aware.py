@@ -1,4 +1,5 @@
-"""The fitted computation-aware process: training, prediction, the parts of the variance, bad input."""
+"""The fitted computation-aware process: training, prediction, the parts of the variance, bad
+input."""
 
 import jax
 import numpy as np
@@ -7,7 +8,13 @@ from cagp_cases import KERNEL, exact_posterior, make_case
 
 from benchmarks.gp._projected_likelihood import ProjectedLikelihood
 from mcmcpost.gp import BlockActions, ComputationAwareGP
-from mcmcpost.gp.actions import AbstractPolicy, GivenActions, RandomActions, ResidualActions, UnitActions
+from mcmcpost.gp.actions import (
+    AbstractPolicy,
+    GivenActions,
+    RandomActions,
+    ResidualActions,
+    UnitActions,
+)
 from mcmcpost.gp.computation_aware import EvidenceBound
 from mcmcpost.solve.search import LBFGS, Adam, TrainingProblem, TrainingStatus
 from mcmcpost.stein import Matern32, Polynomial, Scaled
@@ -31,13 +38,16 @@ def test_every_policy_is_in_the_table():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("policy", "optimiser"), [*((name, "lbfgs") for name in POLICIES), *((name, "adam") for name in LEARNED)]
+    ("policy", "optimiser"),
+    [*((name, "lbfgs") for name in POLICIES), *((name, "adam") for name in LEARNED)],
 )
 def test_training_ends_no_higher_than_it_began_and_predicts(policy, optimiser, key, rng):
     """n = 203 and i = 20: no row dropped, no blow-up at Adam's rate of 1.0, no NaN."""
     case = make_case(rng, 203, 203)
     y = 30 + 5 * case.y
-    gp = ComputationAwareGP(num_actions=20, policy=POLICIES[policy], optimiser=OPTIMISERS[optimiser])
+    gp = ComputationAwareGP(
+        num_actions=20, policy=POLICIES[policy], optimiser=OPTIMISERS[optimiser]
+    )
     fitted = gp.fit(case.X, y, key=key)
     record = fitted.record
     assert record.objective <= record.history[0]
@@ -58,7 +68,9 @@ def test_training_ends_no_higher_than_it_began_and_predicts(policy, optimiser, k
 @pytest.mark.parametrize("objective", [EvidenceBound(), ProjectedLikelihood()])
 def test_held_hyper_parameters_stay_and_actions_learn(objective, rng):
     case = make_case(rng, 40)
-    gp = ComputationAwareGP(KERNEL, 0.2, 5, objective=objective, optimiser=LBFGS(max_steps=5), optimise=False)
+    gp = ComputationAwareGP(
+        KERNEL, 0.2, 5, objective=objective, optimiser=LBFGS(max_steps=5), optimise=False
+    )
     fitted = gp.fit(case.X, case.y)
     np.testing.assert_array_equal(fitted.kernel.kernel.lengthscale, KERNEL.kernel.lengthscale)
     assert (fitted.noise, fitted.kernel.amplitude) == (0.2, 1.3)
@@ -96,21 +108,32 @@ def test_one_action_per_row_is_the_exact_process(i, rng):
 def test_combined_variance_is_mathematical_plus_computational(rng):
     case = make_case(rng, 40)
     scale = case.y.std()
-    fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=UnitActions(), optimise=False).fit(case.X, case.y)
+    fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=UnitActions(), optimise=False).fit(
+        case.X, case.y
+    )
     for noise in (False, True):
-        prediction, split = fitted.predict(case.Z, noise=noise), fitted.predict_split(case.Z, noise=noise)
+        prediction, split = (
+            fitted.predict(case.Z, noise=noise),
+            fitted.predict_split(case.Z, noise=noise),
+        )
         exact = exact_posterior(KERNEL, 0.2, case._replace(y=case.y / scale), case.Z)
         np.testing.assert_array_equal(split.mean, prediction.mean)
         np.testing.assert_allclose(split.combined, prediction.variance, rtol=1e-12)
-        np.testing.assert_allclose(split.mathematical + split.computational, split.combined, rtol=1e-14)
-        np.testing.assert_allclose(split.mathematical, scale**2 * (np.diag(exact.covariance) + 0.2 * noise), rtol=1e-9)
+        np.testing.assert_allclose(
+            split.mathematical + split.computational, split.combined, rtol=1e-14
+        )
+        np.testing.assert_allclose(
+            split.mathematical, scale**2 * (np.diag(exact.covariance) + 0.2 * noise), rtol=1e-9
+        )
         assert (split.computational > 0).all()
 
 
 @pytest.mark.slow
 def test_samples_have_the_mean_and_covariance_of_the_prediction(key, rng):
     case = make_case(rng, 40)
-    fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=UnitActions(), optimise=False).fit(case.X, 9 + 4 * case.y)
+    fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=UnitActions(), optimise=False).fit(
+        case.X, 9 + 4 * case.y
+    )
     count = 20_000
     for noise in (False, True):
         draws = fitted.sample(case.Z, count, key=key, noise=noise)
@@ -152,7 +175,9 @@ def test_zero_and_dependent_actions_are_counted(rng):
     case = make_case(rng, 40)
     S = rng.normal(size=(40, 5))
     S[:, 1], S[:, 4] = 0, S[:, 0] - S[:, 2]
-    fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=GivenActions(S), optimise=False).fit(case.X, case.y)
+    fitted = ComputationAwareGP(KERNEL, 0.2, 5, policy=GivenActions(S), optimise=False).fit(
+        case.X, case.y
+    )
     assert (fitted.num_actions, int(fitted.projection.rank)) == (5, 3)
     assert np.isfinite(fitted.predict(case.Z)).all()
 
@@ -170,7 +195,9 @@ def test_bad_settings_are_refused(arguments, match):
         ComputationAwareGP(**arguments)
 
 
-@pytest.mark.parametrize("make", [lambda: LBFGS(max_steps=0), lambda: Adam(max_seconds=0.0), lambda: Adam(rate=-1.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: LBFGS(max_steps=0), lambda: Adam(max_seconds=0.0), lambda: Adam(rate=-1.0)]
+)
 def test_bad_optimisers_are_refused(make):
     with pytest.raises(ValueError, match=r"LBFGS|Adam"):
         make()
@@ -187,7 +214,9 @@ def test_bad_data_are_refused(key, rng):
         gp.fit(case.X, case.y[:-1])
     with pytest.raises(ValueError, match="RandomActions: expected a `key`"):
         ComputationAwareGP(policy=RandomActions()).fit(case.X, case.y)
-    with pytest.raises(ValueError, match=r"GivenActions: expected a finite matrix \(40, at least 4\)"):
+    with pytest.raises(
+        ValueError, match=r"GivenActions: expected a finite matrix \(40, at least 4\)"
+    ):
         ComputationAwareGP(num_actions=4, policy=GivenActions(np.eye(11))).fit(case.X, case.y)
     fitted = gp.fit(case.X, case.y)
     for call in (fitted.predict, fitted.predict_split, lambda Z: fitted.sample(Z, 2, key=key)):
@@ -199,9 +228,9 @@ def test_bad_data_are_refused(key, rng):
 
 def test_the_split_of_many_rows_is_refused(rng):
     X = rng.normal(size=(8_193, 1))
-    fitted = ComputationAwareGP(Scaled(1.0, Matern32(1.0)), 0.2, 1, policy=UnitActions(), optimise=False).fit(
-        X, X[:, 0]
-    )
+    fitted = ComputationAwareGP(
+        Scaled(1.0, Matern32(1.0)), 0.2, 1, policy=UnitActions(), optimise=False
+    ).fit(X, X[:, 0])
     with pytest.raises(ValueError, match="at most 8192 training rows"):
         fitted.predict_split(X[:2])
 
@@ -218,15 +247,21 @@ BOX = np.array([[-10.0, np.inf], [-10.0, 10.0]])
 
 @pytest.mark.parametrize("optimiser", [LBFGS(), Adam(rate=4.0, max_steps=400)])
 def test_optimisers_back_away_from_cliffs_and_explosions(optimiser):
-    best, record = optimiser.minimise(TrainingProblem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10))
+    best, record = optimiser.minimise(
+        TrainingProblem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10)
+    )
     np.testing.assert_allclose(best, 0, atol=1e-2)
     assert record.objective == quartic(best)[0] == record.history.min()
-    assert (record.rejected > 0) == (not np.isfinite(record.history).all() or isinstance(optimiser, Adam))
+    assert (record.rejected > 0) == (
+        not np.isfinite(record.history).all() or isinstance(optimiser, Adam)
+    )
 
 
 @pytest.mark.parametrize("optimiser", [LBFGS(max_seconds=1e-9), Adam(max_seconds=1e-9)])
 def test_a_budget_of_seconds_stops(optimiser):
-    _, record = optimiser.minimise(TrainingProblem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10))
+    _, record = optimiser.minimise(
+        TrainingProblem(quartic, np.array([2.9, -1.0]), BOX, np.array([1.0, 3.0]), 10)
+    )
     assert record.status is TrainingStatus.OUT_OF_TIME
     assert len(record.history) < 10
 
@@ -234,14 +269,18 @@ def test_a_budget_of_seconds_stops(optimiser):
 @pytest.mark.parametrize("optimiser", [LBFGS(), Adam()])
 def test_a_start_that_is_not_finite_is_refused(optimiser):
     with pytest.raises(ValueError, match="a finite loss at the start"):
-        optimiser.minimise(TrainingProblem(quartic, np.array([5.0, 0.0]), BOX, np.array([1.0, 3.0]), 10))
+        optimiser.minimise(
+            TrainingProblem(quartic, np.array([5.0, 0.0]), BOX, np.array([1.0, 3.0]), 10)
+        )
 
 
 def test_adam_stalls_rather_than_loop_on_a_loss_that_always_explodes():
     def trap(x: np.ndarray) -> tuple[float, np.ndarray]:
         return (0.0 if (x == 1).all() else 1e9), np.ones_like(x)
 
-    best, record = Adam(max_steps=10_000).minimise(TrainingProblem(trap, np.ones(2), BOX, np.array([1.0, 3.0]), 10))
+    best, record = Adam(max_steps=10_000).minimise(
+        TrainingProblem(trap, np.ones(2), BOX, np.array([1.0, 3.0]), 10)
+    )
     assert record.status is TrainingStatus.STALLED
     assert len(record.history) < 40
     np.testing.assert_array_equal(best, 1)

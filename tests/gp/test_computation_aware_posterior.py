@@ -41,7 +41,10 @@ SIGMA2 = jnp.asarray(NOISE)
 N, I = 43, 6
 """Of what is compared with dense definitions; blocks of 7 and 8 rows."""
 ACTIONS = {"blocks": block_actions, "partial": partial_actions, "dense": random_actions}
-OBJECTIVES = {"bound": (EvidenceBound(), dense_bound), "projected": (ProjectedLikelihood(), dense_projected)}
+OBJECTIVES = {
+    "bound": (EvidenceBound(), dense_bound),
+    "projected": (ProjectedLikelihood(), dense_projected),
+}
 POLICIES = {
     "blocks": BlockActions(),
     "residuals": ResidualActions(),
@@ -68,7 +71,9 @@ def test_blocks_of_near_rows_keep_every_row_and_are_nearer_than_consecutive_ones
         actions = BlockActions(near=near).start(task).actions
         rows, mask = np.asarray(actions.rows), np.asarray(actions.mask)
         assert sorted(rows[mask]) == list(range(203))
-        spread[near] = np.mean([np.var(X[r[m]], axis=0).sum() for r, m in zip(rows, mask, strict=True)])
+        spread[near] = np.mean(
+            [np.var(X[r[m]], axis=0).sum() for r, m in zip(rows, mask, strict=True)]
+        )
     assert spread[True] < 0.3 * spread[False]
 
 
@@ -80,15 +85,28 @@ def test_more_blocks_than_rows_or_none_are_refused(i):
 
 @pytest.mark.parametrize(
     ("n", "i"),
-    [(21, 8), (50, 3), *(pytest.param(*size, marks=pytest.mark.slow) for size in ((43, 6), (40, 5), (13, 1), (6, 6)))],
+    [
+        (21, 8),
+        (50, 3),
+        *(
+            pytest.param(*size, marks=pytest.mark.slow)
+            for size in ((43, 6), (40, 5), (13, 1), (6, 6))
+        ),
+    ],
 )
 def test_the_product_with_blocks_is_the_dense_one_whatever_the_tiles(n, i, rng, monkeypatch):
-    """Tiles of at most eight rows: blocks that share a tile, that fill one, and that spread over several.
+    """Tiles of at most eight rows: blocks that share a tile, that fill one, and that spread over
+    several.
 
-    The derivatives of its inner product with any matrix, by kernel and entries, are those of the dense product.
+    The derivatives of its inner product with any matrix, by kernel and entries, are those of the
+    dense product.
     """
     monkeypatch.setattr(block_product, "TILE_ROWS", 8)
-    X, S, slope = jnp.asarray(make_case(rng, n).X), block_actions(rng, n, i), jnp.asarray(rng.normal(size=(n, i)))
+    X, S, slope = (
+        jnp.asarray(make_case(rng, n).X),
+        block_actions(rng, n, i),
+        jnp.asarray(rng.normal(size=(n, i))),
+    )
     dense = jnp.zeros((n, i)).at[S.rows, jnp.arange(i)[:, None]].add(S.entries())
     np.testing.assert_allclose(S.image(KERNEL, X), gram(KERNEL, X) @ dense, rtol=1e-12, atol=1e-13)
 
@@ -96,11 +114,16 @@ def test_the_product_with_blocks_is_the_dense_one_whatever_the_tiles(n, i, rng, 
         return jnp.sum(slope * SparseActions(values, S.rows, S.mask, whole=True).image(kernel, X))
 
     def whole(kernel, values):
-        matrix = jnp.zeros((n, i)).at[S.rows, jnp.arange(i)[:, None]].add(jnp.where(S.mask, values, 0))
+        matrix = (
+            jnp.zeros((n, i)).at[S.rows, jnp.arange(i)[:, None]].add(jnp.where(S.mask, values, 0))
+        )
         return jnp.sum(slope * (gram(kernel, X, X) @ matrix))
 
     kernel = jax.tree.map(jnp.asarray, KERNEL)
-    pairs = zip(*(jax.tree.leaves(jax.grad(f, (0, 1))(kernel, S.values)) for f in (tiled, whole)), strict=True)
+    pairs = zip(
+        *(jax.tree.leaves(jax.grad(f, (0, 1))(kernel, S.values)) for f in (tiled, whole)),
+        strict=True,
+    )
     for mine, theirs in pairs:
         np.testing.assert_allclose(mine, theirs, rtol=1e-10, atol=1e-12)
 
@@ -111,7 +134,9 @@ def test_products_with_other_rows_are_the_dense_ones_in_several_row_blocks(actio
     case = make_case(rng, N)
     S = ACTIONS[actions](rng, N, I)
     found = S.cross(KERNEL, jnp.asarray(case.Z), jnp.asarray(case.X), tile=3 * N)
-    np.testing.assert_allclose(found, gram(KERNEL, case.Z, case.X) @ matrix(S, N), rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        found, gram(KERNEL, case.Z, case.X) @ matrix(S, N), rtol=1e-12, atol=1e-13
+    )
 
 
 @pytest.mark.slow
@@ -201,7 +226,9 @@ def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     K = gram(KERNEL, X) + NOISE * jnp.eye(40)
     chooser = ResidualActions().start(ActionTask(X, y, i, key))
     state = take_actions(KERNEL, SIGMA2, X, y, chooser, i)
-    solved = conjugate_gradients(lambda v: K @ v, y[:, None], precondition=lambda r: r, rtol=0.0, max_steps=i)
+    solved = conjugate_gradients(
+        lambda v: K @ v, y[:, None], precondition=lambda r: r, rtol=0.0, max_steps=i
+    )
     np.testing.assert_allclose(state.weights, solved.value[:, 0], rtol=1e-9, atol=1e-11)
 
 
@@ -216,20 +243,26 @@ def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
     wide = np.column_stack([S[:, :2], extra, S[:, 2:]])
     full, spanned = (condition(KERNEL, SIGMA2, X, y, DenseActions(A)) for A in (wide, S))
     assert int(full.rank) == int(spanned.rank) == 5
-    for mine, theirs in zip(predict(KERNEL, X, full, Z), predict(KERNEL, X, spanned, Z), strict=True):
+    for mine, theirs in zip(
+        predict(KERNEL, X, full, Z), predict(KERNEL, X, spanned, Z), strict=True
+    ):
         np.testing.assert_allclose(mine, theirs, atol=1e-9)
     for objective, _ in OBJECTIVES.values():
         mine, theirs = (objective(KERNEL, SIGMA2, X, y, DenseActions(A)) for A in (wide, S))
         np.testing.assert_allclose(mine, theirs, rtol=1e-9)
     state = take_actions(KERNEL, SIGMA2, X, y, Planned(DenseActions(wide)), 6)
     assert (int(state.step), int(state.rank)) == (6, 5)
-    np.testing.assert_allclose(gram(KERNEL, Z, X) @ state.weights, predict(KERNEL, X, full, Z)[0], atol=1e-9)
+    np.testing.assert_allclose(
+        gram(KERNEL, Z, X) @ state.weights, predict(KERNEL, X, full, Z)[0], atol=1e-9
+    )
 
 
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
     case = make_case(rng, N)
-    none = jax.tree.map(lambda leaf: 0 * leaf if leaf.dtype == float else leaf, ACTIONS[actions](rng, N, I))
+    none = jax.tree.map(
+        lambda leaf: 0 * leaf if leaf.dtype == float else leaf, ACTIONS[actions](rng, N, I)
+    )
     projection = condition(KERNEL, SIGMA2, jnp.asarray(case.X), jnp.asarray(case.y), none)
     mean, variance = predict(KERNEL, jnp.asarray(case.X), projection, jnp.asarray(case.Z))
     assert int(projection.rank) == 0
@@ -240,7 +273,9 @@ def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
 def test_duplicated_rows_condition_well(rng):
     case = make_case(rng, 12)
     X, y = np.repeat(case.X, 3, axis=0), np.repeat(case.y, 3)
-    projection = condition(KERNEL, jnp.asarray(1e-6), jnp.asarray(X), jnp.asarray(y), DenseActions(np.eye(36)))
+    projection = condition(
+        KERNEL, jnp.asarray(1e-6), jnp.asarray(X), jnp.asarray(y), DenseActions(np.eye(36))
+    )
     mean, _ = predict(KERNEL, jnp.asarray(X), projection, jnp.asarray(case.X))
     np.testing.assert_allclose(mean, case.y, atol=1e-3)
 
@@ -260,15 +295,25 @@ def test_gradients_are_central_differences(objective, actions, rng):
 
     def loss(logs, entries):
         kernel = Scaled(jnp.exp(logs[0]), Matern32(jnp.exp(logs[1:4])))
-        moved = SparseActions(entries, S.rows, S.mask, S.whole) if actions == "blocks" else DenseActions(entries)
-        return OBJECTIVES[objective][0](kernel, jnp.exp(logs[4]), jnp.asarray(case.X), jnp.asarray(case.y), moved)
+        moved = (
+            SparseActions(entries, S.rows, S.mask, S.whole)
+            if actions == "blocks"
+            else DenseActions(entries)
+        )
+        return OBJECTIVES[objective][0](
+            kernel, jnp.exp(logs[4]), jnp.asarray(case.X), jnp.asarray(case.y), moved
+        )
 
     logs = jnp.log(jnp.array([1.3, 0.7, 1.0, 1.4, 0.05]))
     both = jax.jit(jax.value_and_grad(loss, (0, 1)))
     _, (of_logs, of_entries) = both(logs, entries)
     tolerance = {"rtol": 1e-5, "atol": 1e-6}
-    np.testing.assert_allclose(of_logs, central_difference(lambda x: both(x, entries)[0], logs), **tolerance)
-    np.testing.assert_allclose(of_entries, central_difference(lambda x: both(logs, x)[0], entries), **tolerance)
+    np.testing.assert_allclose(
+        of_logs, central_difference(lambda x: both(x, entries)[0], logs), **tolerance
+    )
+    np.testing.assert_allclose(
+        of_entries, central_difference(lambda x: both(logs, x)[0], entries), **tolerance
+    )
 
 
 @pytest.mark.slow
@@ -283,7 +328,9 @@ def test_eager_jit_and_vmap_agree(rng):
         return EvidenceBound()(KERNEL, noise, X, y, S), mean, variance
 
     eager = [both(noise) for noise in noises]
-    for together, apart in zip(jax.jit(jax.vmap(both))(noises), zip(*eager, strict=True), strict=True):
+    for together, apart in zip(
+        jax.jit(jax.vmap(both))(noises), zip(*eager, strict=True), strict=True
+    ):
         np.testing.assert_allclose(together, np.stack(apart), rtol=1e-10)
 
 

@@ -9,7 +9,14 @@ from gradient_cases import autodiff_blocks, observed
 from mcmcpost.gp import Automatic, GradientGP
 from mcmcpost.gp.gradient import GradientPrediction
 from mcmcpost.gp.gradient_solvers import DenseCholesky, GradientCG
-from mcmcpost.stein import ExponentialDotProduct, Matern32, Matern52, Polynomial, Scaled, SquaredExponential
+from mcmcpost.stein import (
+    ExponentialDotProduct,
+    Matern32,
+    Matern52,
+    Polynomial,
+    Scaled,
+    SquaredExponential,
+)
 
 CASES = {
     "squared_exponential": (Scaled(2.0, SquaredExponential(np.linspace(1.0, 2.0, 7))), 4, 7),
@@ -37,7 +44,8 @@ def bowl_hessians(X):
 
 
 def dense_posterior(kernel, X, new, observations, with_values):
-    """Return mean (m, 1 + d) and covariance (m(1+d), m(1+d)) by textbook formulas on autodiff blocks."""
+    """Return mean (m, 1 + d) and covariance (m(1+d), m(1+d)) by textbook formulas on autodiff
+    blocks."""
     d = X.shape[1]
     white = 1 / kernel_root(kernel, d)
     noise = NOISE * np.tile(np.concatenate([np.ones(int(with_values)), white**-2]), len(X))
@@ -71,7 +79,9 @@ def test_prediction_and_variances_are_the_dense_posterior(name, rng):
     np.testing.assert_allclose(prediction.value_variance, variance[:, 0], rtol=1e-8, atol=1e-9)
     np.testing.assert_allclose(prediction.gradient_variance, variance[:, 1:], rtol=1e-8, atol=1e-9)
     record = fitted.gradient_covariance(new[0])
-    np.testing.assert_allclose(record.dense(), covariance[1 : 1 + d, 1 : 1 + d], rtol=1e-8, atol=1e-9)
+    np.testing.assert_allclose(
+        record.dense(), covariance[1 : 1 + d, 1 : 1 + d], rtol=1e-8, atol=1e-9
+    )
     np.testing.assert_allclose(record.entries(), variance[0, 1:], rtol=1e-8, atol=1e-9)
     v = rng.normal(size=d)
     np.testing.assert_allclose(record.matvec(v), record.dense() @ v, rtol=1e-10)
@@ -118,7 +128,9 @@ def test_samples_have_the_posterior_moments(rng, key):
 def test_the_prior_mean_is_added_with_its_derivatives(rng):
     kernel, n, d = CASES["squared_exponential"]
     X, new = rng.normal(size=(n, d)), rng.normal(size=(3, d))
-    fitted = GradientGP(kernel, 1e-6, mean=bowl, tune=False).fit(X, bowl_gradients(X), bowl_values(X))
+    fitted = GradientGP(kernel, 1e-6, mean=bowl, tune=False).fit(
+        X, bowl_gradients(X), bowl_values(X)
+    )
     prediction = fitted.predict(new, hessian=True)
     np.testing.assert_allclose(prediction.value, bowl_values(new), rtol=1e-9)
     np.testing.assert_allclose(prediction.gradient, bowl_gradients(new), rtol=1e-9)
@@ -210,10 +222,13 @@ def test_more_points_than_memory_holds_are_refused(monkeypatch, rng):
 
 @pytest.mark.slow
 def test_tuning_goes_on_where_an_evaluation_is_not_finite(rng):
-    """The first step of L-BFGS overflows this kernel; a search that stops there has three evaluations."""
+    """The first step of L-BFGS overflows this kernel; a search that stops there has three
+    evaluations."""
     X = rng.normal(size=(25, 3))
     G = np.column_stack([np.cos(X[:, 0]), 0.6 * X[:, 1], 0 * X[:, 2]])
-    short, tuned = (GradientGP(ExponentialDotProduct(0.3), max_steps=steps).fit(X, G) for steps in (1, 50))
+    short, tuned = (
+        GradientGP(ExponentialDotProduct(0.3), max_steps=steps).fit(X, G) for steps in (1, 50)
+    )
     assert tuned.num_evaluations > 10
     assert tuned.log_marginal_likelihood() > short.log_marginal_likelihood() + 20
 
@@ -221,14 +236,18 @@ def test_tuning_goes_on_where_an_evaluation_is_not_finite(rng):
 def test_a_solve_that_ends_before_its_tolerance_says_so(rng):
     X = rng.normal(size=(20, 2))
     process = GradientGP(Matern52(1.0), 0.0, solver=GradientCG(max_steps=3), tune=False)
-    with pytest.warns(UserWarning, match=r"got a relative residual of .*\. The mean is off by more than the variance"):
+    with pytest.warns(
+        UserWarning,
+        match=r"got a relative residual of .*\. The mean is off by more than the variance",
+    ):
         fitted = process.fit(X, np.sin(X))
     assert not fitted.solution.converged
 
 
 @pytest.mark.slow
 def test_data_without_prior_variance_leave_the_prior(rng):
-    """A point at the centre of a polynomial kernel without offset: its gradient is zero whatever the function."""
+    """A point at the centre of a polynomial kernel without offset: its gradient is zero whatever
+    the function."""
     kernel, x = Polynomial(2, offset=0.0), rng.normal(size=(3, 2))
     found = GradientGP(kernel, 0.0, tune=False).fit(np.zeros((1, 2)), np.zeros((1, 2))).predict(x)
     np.testing.assert_allclose(found.gradient, 0.0, atol=1e-12)
@@ -251,10 +270,16 @@ def test_samples_where_the_posterior_is_certain(rng, key):
 def test_the_centre_of_a_kernel_is_held_wherever_it_is(rng):
     X = rng.normal(size=(8, 2))
     for sign in (1.0, -1.0):
-        fitted = GradientGP(Scaled(1.0, Polynomial(2, centre=sign))).fit(sign * X, sign * X @ np.diag([2.0, 1.0]))
+        fitted = GradientGP(Scaled(1.0, Polynomial(2, centre=sign))).fit(
+            sign * X, sign * X @ np.diag([2.0, 1.0])
+        )
         assert fitted.kernel.kernel.centre == sign
 
 
 def test_small_systems_may_be_solved_by_conjugate_gradients():
     solver = Automatic(dense_order=0)
-    assert GradientGP(Matern52(), 1e-3, solver=solver, tune=False).fit(np.eye(2), np.eye(2)).solution.converged
+    assert (
+        GradientGP(Matern52(), 1e-3, solver=solver, tune=False)
+        .fit(np.eye(2), np.eye(2))
+        .solution.converged
+    )

@@ -1,4 +1,5 @@
-"""The structured gradient Gram against nested autodiff, at coincident points too; its solvers; its likelihood."""
+"""The structured gradient Gram against nested autodiff, at coincident points too; its solvers; its
+likelihood."""
 
 import itertools
 from zlib import crc32
@@ -15,8 +16,18 @@ from scipy.stats import multivariate_normal
 from benchmarks.gp._woodbury import Woodbury
 from mcmcpost.gp import Automatic
 from mcmcpost.gp.gradient_operator import cross_matmul, gradient_gram, scalar_profile
-from mcmcpost.gp.gradient_posterior import gradient_log_likelihood, posterior_hessian, posterior_mean
-from mcmcpost.gp.gradient_solvers import DenseCholesky, GradientCG, ProjectedCholesky, QuadraticClosedForm, solve_system
+from mcmcpost.gp.gradient_posterior import (
+    gradient_log_likelihood,
+    posterior_hessian,
+    posterior_mean,
+)
+from mcmcpost.gp.gradient_solvers import (
+    DenseCholesky,
+    GradientCG,
+    ProjectedCholesky,
+    QuadraticClosedForm,
+    solve_system,
+)
 from mcmcpost.stein import (
     ExponentialDotProduct,
     Matern32,
@@ -30,7 +41,8 @@ from mcmcpost.stein import (
 
 NOISE = 0.3
 KERNELS = {name: kernel for name, kernel in PROFILES.items() if f"{name}_ard" not in PROFILES}
-"""Without those that differ from another in one lengthscale for all coordinates, which others have."""
+"""Without those that differ from another in one lengthscale for all coordinates, which others
+have."""
 
 
 build = eqx.filter_jit(gradient_gram)
@@ -38,8 +50,12 @@ dense = eqx.filter_jit(lambda gram: gram.dense())
 
 
 def dense_and_product(profile, u, V):
-    """Of gradients, then of values and gradients, for weights (n, 1 + d) of values and gradients."""
-    grams = [gradient_gram(profile, u, jnp.asarray(0.0), with_values=with_values) for with_values in (False, True)]
+    """Of gradients, then of values and gradients, for weights (n, 1 + d) of values and
+    gradients."""
+    grams = [
+        gradient_gram(profile, u, jnp.asarray(0.0), with_values=with_values)
+        for with_values in (False, True)
+    ]
     return [(gram.dense(), gram.matmul(V[:, 1 - gram.with_values :])) for gram in grams]
 
 
@@ -80,22 +96,30 @@ def points(rng):
 
 
 def close(actual, expected, tolerance=1e-10):
-    np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max())
+    np.testing.assert_allclose(
+        actual, expected, rtol=tolerance, atol=tolerance * np.abs(expected).max()
+    )
 
 
 @pytest.fixture(scope="module")
 def products():
-    """Points, weights and, of every profile, its nested autodiff, its whitening and its structured products."""
+    """Points, weights and, of every profile, its nested autodiff, its whitening and its structured
+    products."""
     rng = np.random.default_rng(crc32(b"products"))
     X, new, V = five_points(rng), rng.normal(size=(4, 3)), rng.normal(size=(5, 4))
     kernels = {name: Scaled(1.7, kernel) for name, kernel in KERNELS.items()}
     both = np.concatenate([X, new])
     blocks = of_each(autodiff_blocks, {name: (kernel, both, X) for name, kernel in kernels.items()})
     whitened = {name: white(kernel, X) for name, kernel in kernels.items()}
-    own = of_each(dense_and_product, {name: (profile, u, V) for name, (profile, _, _, u) in whitened.items()})
+    own = of_each(
+        dense_and_product, {name: (profile, u, V) for name, (profile, _, _, u) in whitened.items()}
+    )
     cross = of_each(
         cross_product,
-        {name: (profile, (new - origin) * root, u, V[:, 1:]) for name, (profile, root, origin, u) in whitened.items()},
+        {
+            name: (profile, (new - origin) * root, u, V[:, 1:])
+            for name, (profile, root, origin, u) in whitened.items()
+        },
     )
     roots = {name: root for name, (_, root, _, _) in whitened.items()}
     return V, *(jax.tree.map(np.asarray, table) for table in (roots, blocks, own, cross))
@@ -111,7 +135,9 @@ def test_dense_products_and_cross_products_are_nested_autodiff(name, products):
         scale = np.tile(scales(root, with_values), 5)
         close(scale[:, None] * matrix * scale, expected)
         close(scale * np.ravel(product), expected @ (V[:, 1 - with_values :].ravel() / scale))
-    expected = np.einsum("aibj,bj->ai", blocks[5:, :, :, 1:], V[:, 1:] / root) / np.append(1.0, root)
+    expected = np.einsum("aibj,bj->ai", blocks[5:, :, :, 1:], V[:, 1:] / root) / np.append(
+        1.0, root
+    )
     close(cross[name], expected)
 
 
@@ -122,7 +148,8 @@ def derivatives(kernel, X, weights, x):
 
 @pytest.fixture(scope="module", params=[True, False], ids=["values", "gradients"])
 def means(request):
-    """Of every profile its whitening, the posterior mean of random weights, and the definition by autodiff."""
+    """Of every profile its whitening, the posterior mean of random weights, and the definition by
+    autodiff."""
     rng = np.random.default_rng(crc32(b"means"))
     X, weights = five_points(rng), rng.normal(size=(5, 3 + request.param))
     new = np.concatenate([rng.normal(size=(2, 3)), X[:1]])
@@ -131,7 +158,12 @@ def means(request):
     slow, fast = {}, {}
     for name, (profile, root, origin, u) in whitened.items():
         of_values = weights[:, : int(request.param)] if request.param else np.zeros((5, 1))
-        slow[name] = (kernels[name], X, np.c_[of_values, weights[:, int(request.param) :] / root], new)
+        slow[name] = (
+            kernels[name],
+            X,
+            np.c_[of_values, weights[:, int(request.param) :] / root],
+            new,
+        )
         fast[name] = (profile, u, weights, (new - origin) * root)
     found = of_each(mean_and_hessian, fast)
     return whitened, found, jax.tree.map(np.asarray, of_each(derivatives, slow))
@@ -151,7 +183,9 @@ def test_value_gradient_and_hessian_of_the_mean_are_nested_autodiff(name, means)
 
 
 @pytest.mark.parametrize("distance", [0.0, 1e-9, 1e-6, 1e-3])
-@pytest.mark.parametrize("kernel", [Matern32(), Matern52(), SquaredExponential(), RationalQuadratic()])
+@pytest.mark.parametrize(
+    "kernel", [Matern32(), Matern52(), SquaredExponential(), RationalQuadratic()]
+)
 def test_close_points_give_a_finite_symmetric_gram(kernel, distance, points):
     points[3, 0] += distance
     profile, *_, u = white(kernel, points)
@@ -181,8 +215,10 @@ SOLVERS = {
     "automatic_iterative": Automatic(dense_order=1, rtol=1e-12),
 }
 MAIN = ["projected", "projected_preconditioned_cg"]
-OTHERS = [name for name in SOLVERS if name not in (*MAIN, "automatic")]  # it chooses of these, as is tested below
-DOT_PRODUCT = ["woodbury", "automatic_iterative"]  # the others see a dot product only through the same matrices
+# it chooses of these, as is tested below
+OTHERS = [name for name in SOLVERS if name not in (*MAIN, "automatic")]
+# the others see a dot product only through the same matrices
+DOT_PRODUCT = ["woodbury", "automatic_iterative"]
 
 
 def system(name, rng, with_values=False):
@@ -237,7 +273,9 @@ def test_the_closed_form_solves_gradients_of_a_quadratic(rng):
     solution = solve_system(QuadraticClosedForm(), profile, gram, quadratic)
     assert bool(solution.converged)
     assert float(solution.residual) < 1e-12
-    other = solve_system(QuadraticClosedForm(), profile, gram, jnp.asarray(rng.normal(size=(5, 12))))
+    other = solve_system(
+        QuadraticClosedForm(), profile, gram, jnp.asarray(rng.normal(size=(5, 12)))
+    )
     assert not bool(other.converged)
 
 
@@ -246,7 +284,9 @@ def test_the_hessian_of_a_quadratic_is_found_from_enough_gradients(rng):
     X, root = rng.normal(size=(5, 5)), rng.normal(size=(5, 5))
     profile, _, _, u = white(Scaled(0.5, Polynomial(2, 0.0)), X)
     gram = build(profile, u, jnp.asarray(0.0))
-    weights = solve_system(QuadraticClosedForm(), profile, gram, jnp.asarray(X @ (root @ root.T))).value
+    weights = solve_system(
+        QuadraticClosedForm(), profile, gram, jnp.asarray(X @ (root @ root.T))
+    ).value
     close(posterior_hessian(profile, u, weights, u[:1]).dense()[0], root @ root.T, 1e-8)
 
 
@@ -310,8 +350,12 @@ def test_the_likelihood_is_the_dense_density_and_its_slope_its_difference(name, 
     kernel, _, gram, X, right, root = system(name, rng, with_values)
     scale = np.tile(scales(root, with_values), len(X))
     covariance = scale[:, None] * np.asarray(dense(gram)) * scale
-    parameters, static = eqx.partition(kernel, lambda leaf: eqx.is_inexact_array_like(leaf) and np.all(leaf != 0))
-    flat, unravel = jax.flatten_util.ravel_pytree((jax.tree.map(jnp.asarray, parameters), jnp.asarray(NOISE)))
+    parameters, static = eqx.partition(
+        kernel, lambda leaf: eqx.is_inexact_array_like(leaf) and np.all(leaf != 0)
+    )
+    flat, unravel = jax.flatten_util.ravel_pytree(
+        (jax.tree.map(jnp.asarray, parameters), jnp.asarray(NOISE))
+    )
 
     @jax.jit
     @jax.value_and_grad
@@ -325,6 +369,7 @@ def test_the_likelihood_is_the_dense_density_and_its_slope_its_difference(name, 
     np.testing.assert_allclose(value, expected, rtol=1e-9)
     step = 1e-5
     differences = [
-        (float(likelihood(flat + e)[0]) - float(likelihood(flat - e)[0])) / (2 * step) for e in step * np.eye(len(flat))
+        (float(likelihood(flat + e)[0]) - float(likelihood(flat - e)[0])) / (2 * step)
+        for e in step * np.eye(len(flat))
     ]
     np.testing.assert_allclose(slope, differences, rtol=1e-5, atol=1e-5 * np.abs(slope).max())

@@ -22,7 +22,12 @@ from mcmcpost.gp.marginal_likelihood import (
     maximise_likelihood_by_solves,
     sample_prior,
 )
-from mcmcpost.solve import AlternatingProjections, Cholesky, ConjugateGradients, StochasticGradientDescent
+from mcmcpost.solve import (
+    AlternatingProjections,
+    Cholesky,
+    ConjugateGradients,
+    StochasticGradientDescent,
+)
 from mcmcpost.solve.search import LBFGS, Adam, Hyperparameters, Log, Packing, Softplus
 from mcmcpost.stein import (
     InverseMultiquadric,
@@ -68,8 +73,11 @@ SOLVERS = {
 
 @functools.cache
 def fit(name):
-    """Return a fit to the data, 30 steps long; conjugate gradients are warm-started, which takes another program."""
-    return IterativeGP(solver=SOLVERS[name], num_steps=30, warm_start=name == "cg").fit(*training_data())
+    """Return a fit to the data, 30 steps long; conjugate gradients are warm-started, which takes
+    another program."""
+    return IterativeGP(solver=SOLVERS[name], num_steps=30, warm_start=name == "cg").fit(
+        *training_data()
+    )
 
 
 def standardised(y):
@@ -80,7 +88,9 @@ def log_marginal_likelihood(kernel, noise, X, y):
     n = X.shape[0]
     lower = jnp.linalg.cholesky(gram(kernel, X) + noise * jnp.eye(n))
     white = jax.scipy.linalg.solve_triangular(lower, y, lower=True)
-    return -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(lower))) - 0.5 * n * jnp.log(2 * jnp.pi)
+    return (
+        -0.5 * white @ white - jnp.sum(jnp.log(jnp.diagonal(lower))) - 0.5 * n * jnp.log(2 * jnp.pi)
+    )
 
 
 @eqx.filter_jit
@@ -89,29 +99,38 @@ def by_autodiff(packing, data, x):
 
 
 def several(key):
-    """Return keys of independent features and probes: means over ten are those of ten times as many of both."""
+    """Return keys of independent features and probes: means over ten are those of ten times as many
+    of both."""
     return jax.random.split(key, 10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("estimator", "scale"), [(Standard(PROBES), Softplus()), (Pathwise(PROBES, 1_000), Log())])
+@pytest.mark.parametrize(
+    ("estimator", "scale"), [(Standard(PROBES), Softplus()), (Pathwise(PROBES, 1_000), Log())]
+)
 def test_estimated_gradients_are_unbiased(estimator, scale, data, key):
     X, y = jnp.asarray(data[0]), jnp.asarray(standardised(data[1]))
     start = Hyperparameters(KERNEL, 0.3)
     packing = Packing(start, scale, relative=True)
     x = jnp.asarray(packing.pack(start))
     got = np.mean(
-        [estimate_gradient(packing, estimator, CG, (X, y), x, None, (k, k)).gradient for k in several(key)], axis=0
+        [
+            estimate_gradient(packing, estimator, CG, (X, y), x, None, (k, k)).gradient
+            for k in several(key)
+        ],
+        axis=0,
     )
     wanted = by_autodiff(packing, (X, y), x)
-    # tr(H⁻¹∂H)/2 has standard deviation of order √(n/2)/√s; the trace is off by two per cent for the random features
+    # tr(H⁻¹∂H)/2 has standard deviation of order √(n/2)/√s; the trace is off by two per cent for
+    # the random features
     bias = 0.02 * N / 2 if isinstance(estimator, Pathwise) else 0
     np.testing.assert_allclose(got, wanted, atol=4.5 * np.sqrt(N / 2 / (10 * PROBES)) + bias)
 
 
 @pytest.mark.slow
 def test_pathwise_varies_less_than_standard(data, key):
-    """Of these data the ratio of standard deviations is 0.86: √tr((H⁻¹∂H)²) by the norm of its symmetric part."""
+    """Of these data the ratio of standard deviations is 0.86: √tr((H⁻¹∂H)²) by the norm of its
+    symmetric part."""
     X, noise = jnp.asarray(data[0]), jnp.asarray(0.3)
 
     def covariance(lengthscale):
@@ -146,13 +165,16 @@ STATIONARY = {
 
 @pytest.fixture(scope="module")
 def prior_samples():
-    """Return, for every kernel, its covariance of six points and samples of 200 keys, by one program."""
+    """Return, for every kernel, its covariance of six points and samples of 200 keys, by one
+    program."""
     X = np.random.default_rng(crc32(b"prior_samples")).normal(size=(6, 2))
 
     @jax.jit
     def sample(keys):
         def of_one(key, kernel):
-            return sample_prior(kernel, key, num_features=100, num_samples=20, like=jnp.asarray(X))(jnp.asarray(X))
+            return sample_prior(kernel, key, num_features=100, num_samples=20, like=jnp.asarray(X))(
+                jnp.asarray(X)
+            )
 
         return {
             name: (gram(kernel, X), jax.vmap(functools.partial(of_one, kernel=kernel))(keys))
@@ -167,8 +189,11 @@ def prior_samples():
 def test_prior_samples_have_the_covariance_of_the_kernel(name, prior_samples):
     wanted, f = prior_samples[name]
     f = np.concatenate(f, axis=1)
-    # covariances of 4,000 samples have error of at most √2·k(0)/√4000; features of 10,000 frequencies √(1/10⁴)
-    np.testing.assert_allclose(f @ f.T / 4_000, wanted, atol=4.5 * wanted.max() * (np.sqrt(2 / 4_000) + 0.01))
+    # covariances of 4,000 samples have error of at most √2·k(0)/√4000; features of 10,000
+    # frequencies √(1/10⁴)
+    np.testing.assert_allclose(
+        f @ f.T / 4_000, wanted, atol=4.5 * wanted.max() * (np.sqrt(2 / 4_000) + 0.01)
+    )
 
 
 def test_a_kernel_without_features_says_so(key):
@@ -183,20 +208,35 @@ def test_exact_likelihood_climbs_to_a_stationary_point(data):
     assert fit.history["value"].max() > fit.history["value"][0] + 5
     found = Hyperparameters(fit.kernel, fit.noise)
     packing = Packing(found, Log(), relative=True)
-    gradient = by_autodiff(packing, (jnp.asarray(X), jnp.asarray(y)), jnp.asarray(packing.pack(found)))
+    gradient = by_autodiff(
+        packing, (jnp.asarray(X), jnp.asarray(y)), jnp.asarray(packing.pack(found))
+    )
     np.testing.assert_allclose(gradient, 0, atol=2e-2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("estimator", "scale"), [(Standard(PROBES), Softplus()), (Pathwise(PROBES, 1_000), Log())])
+@pytest.mark.parametrize(
+    ("estimator", "scale"), [(Standard(PROBES), Softplus()), (Pathwise(PROBES, 1_000), Log())]
+)
 def test_solves_follow_the_exact_trajectory(estimator, scale, data, key):
     X, y = data[0], standardised(data[1])
     adam = Adam(rate=0.1, max_steps=25, final=1.0)
     exact = maximise_exact_likelihood(KERNEL, 0.5, X, y, scale=scale, optimiser=adam)
     ours = maximise_likelihood_by_solves(
-        KERNEL, 0.5, X, y, scale=scale, estimator=estimator, solver=CG, key=key, learning_rate=0.1, num_steps=25
+        KERNEL,
+        0.5,
+        X,
+        y,
+        scale=scale,
+        estimator=estimator,
+        solver=CG,
+        key=key,
+        learning_rate=0.1,
+        num_steps=25,
     )
-    np.testing.assert_allclose(ours.history["parameters"], exact.history["parameters"][:25], rtol=0.15)
+    np.testing.assert_allclose(
+        ours.history["parameters"], exact.history["parameters"][:25], rtol=0.15
+    )
 
 
 @pytest.mark.slow
@@ -224,8 +264,12 @@ def test_samples_have_the_posterior_mean_and_variance(data, rng, key):
     exact = fitted[0].predict(new, noise=False, exact_variance=True)
     samples = np.concatenate([one.sample(new) for one in fitted], axis=1)
     error = np.sqrt(exact.variance / 2_000)
-    assert (np.abs(samples.mean(axis=1) - exact.mean) < 4.5 * error + 0.02 * np.sqrt(exact.variance)).all()
-    np.testing.assert_allclose(samples.var(axis=1), exact.variance, rtol=4.5 * np.sqrt(2 / 2_000) + 0.05)
+    assert (
+        np.abs(samples.mean(axis=1) - exact.mean) < 4.5 * error + 0.02 * np.sqrt(exact.variance)
+    ).all()
+    np.testing.assert_allclose(
+        samples.var(axis=1), exact.variance, rtol=4.5 * np.sqrt(2 / 2_000) + 0.05
+    )
     np.testing.assert_array_equal(fitted[-1].sample(new), samples[:, -200:])
 
 
@@ -242,18 +286,26 @@ def test_every_solver_fits_and_covers_and_tells_it_as_json(name, data, rng):
     json.dumps(gp.info, allow_nan=False)
 
 
-@pytest.mark.parametrize(("rows", "solver"), [(2_000, Cholesky), (10_000, Cholesky), (10_001, ConjugateGradients)])
+@pytest.mark.parametrize(
+    ("rows", "solver"), [(2_000, Cholesky), (10_000, Cholesky), (10_001, ConjugateGradients)]
+)
 def test_the_solver_depends_on_the_number_of_rows_only(rows, solver):
     assert isinstance(choose_solver(rows), solver)
 
 
 @pytest.mark.slow
-def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_fits(data, monkeypatch):
+def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_fits(
+    data, monkeypatch
+):
     X, y = data
     for name, value in (("DENSE_LIMIT", N - 1), ("RANK", 2)):
         monkeypatch.setattr(iterative, name, value)
-    gp = IterativeGP(Scaled(1.3, SquaredExponential(3.0)), 1e-10, optimise=False, estimator=Pathwise(4, 100))
-    exact = IterativeGP(gp.kernel, 1e-10, optimise=False, estimator=gp.estimator, solver=Cholesky()).fit(X, y)
+    gp = IterativeGP(
+        Scaled(1.3, SquaredExponential(3.0)), 1e-10, optimise=False, estimator=Pathwise(4, 100)
+    )
+    exact = IterativeGP(
+        gp.kernel, 1e-10, optimise=False, estimator=gp.estimator, solver=Cholesky()
+    ).fit(X, y)
     assert "fallback" not in exact.info
     fitted = gp.fit(X, y)
     assert fitted.info["solver"] == "Cholesky"
@@ -269,7 +321,9 @@ def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_
 @pytest.mark.slow
 def test_a_subset_start_is_near_the_optimum(data, key):
     X, y = data
-    start = IterativeGP(solver=Cholesky(), num_steps=1, subset_start=SubsetStart(3, 60, 30)).fit(X, y, key=key)
+    start = IterativeGP(solver=Cholesky(), num_steps=1, subset_start=SubsetStart(3, 60, 30)).fit(
+        X, y, key=key
+    )
     assert abs(np.log(start.noise / fit("default").noise)) < 1.0
 
 
@@ -298,10 +352,13 @@ def test_a_fit_changes_neither_the_process_nor_the_data(data):
 def test_a_search_in_single_precision_ends_where_one_in_double_does(estimator, warm_start, data):
     X, y = data
     new = X[:7] + 0.3
-    single = IterativeGP(solver=CG, estimator=estimator, num_steps=30, precision="float32", warm_start=warm_start)
+    single = IterativeGP(
+        solver=CG, estimator=estimator, num_steps=30, precision="float32", warm_start=warm_start
+    )
     fits = fit("cg"), single.fit(X, y)
     (mean, variance), (single_mean, single_variance) = (each.predict(new) for each in fits)
-    # The probes of the two precisions are different random numbers, so the searches differ by their noise.
+    # The probes of the two precisions are different random numbers, so the searches differ by their
+    # noise.
     assert np.abs(single_mean - mean).max() < 0.2 * np.sqrt(variance.max())
     np.testing.assert_allclose(single_variance, variance, rtol=0.3)
     # What is conditioned on is solved in double precision whatever the search was.
@@ -311,12 +368,17 @@ def test_a_search_in_single_precision_ends_where_one_in_double_does(estimator, w
 
 @pytest.mark.slow
 def test_single_precision_keeps_the_digits_of_inputs_far_from_zero(data):
-    """As years and coordinates are: the search ended at another lengthscale, with a noise of nearly one."""
+    """As years and coordinates are: the search ended at another lengthscale, with a noise of nearly
+    one."""
     X, y = data
-    gp = IterativeGP(KERNEL, 0.2, solver=CG, estimator=Standard(16), num_steps=5, precision="float32")
+    gp = IterativeGP(
+        KERNEL, 0.2, solver=CG, estimator=Standard(16), num_steps=5, precision="float32"
+    )
     near, far = gp.fit(X, y), gp.fit(X + 2.0**26, y)
     np.testing.assert_allclose(far.noise, near.noise, rtol=1e-3)
-    np.testing.assert_allclose(far.predict(X[:5] + 2.0**26).mean, near.predict(X[:5]).mean, rtol=1e-3)
+    np.testing.assert_allclose(
+        far.predict(X[:5] + 2.0**26).mean, near.predict(X[:5]).mean, rtol=1e-3
+    )
 
 
 @pytest.mark.slow
@@ -324,7 +386,8 @@ def test_a_fit_that_ends_before_its_tolerance_says_so(data):
     X, y = data
     few = ConjugateGradients(1e-8, 2, 0)
     with pytest.warns(
-        UserWarning, match=r"expected solves to a residual of 1e-08, got budget at .*\. Mean and samples"
+        UserWarning,
+        match=r"expected solves to a residual of 1e-08, got budget at .*\. Mean and samples",
     ):
         gp = IterativeGP(KERNEL, 1e-4, optimise=False, solver=few, estimator=Pathwise(16)).fit(X, y)
     assert gp.info["residual"] > 1e-3
@@ -346,7 +409,9 @@ def test_the_units_of_the_inputs_do_not_matter(name, data):
 def test_an_exact_variance_is_exact_or_too_large_and_says_so(budget, data):
     X, y = data
     new = X[:7] + 0.1
-    gp = IterativeGP(KERNEL, 1e-3, optimise=False, solver=Cholesky(), estimator=Pathwise(16)).fit(X, y)
+    gp = IterativeGP(KERNEL, 1e-3, optimise=False, solver=Cholesky(), estimator=Pathwise(16)).fit(
+        X, y
+    )
     gp = dataclasses.replace(gp, solver=ConjugateGradients(1e-2, budget, 20), factor=None)
     cross, H = np.asarray(gram(KERNEL, new, X)), np.asarray(gram(KERNEL, X)) + 1e-3 * np.eye(N)
     exact = y.var() * (1.3 - np.sum(cross * np.linalg.solve(H, cross.T).T, axis=1))

@@ -13,7 +13,15 @@ from mcmcpost.gp.gradient_operator import gradient_gram, scalar_profile
 from mcmcpost.gp.gradient_posterior import DiagonalPlusLowRank, posterior_hessian
 from mcmcpost.gp.gradient_solvers import QuadraticClosedForm
 from mcmcpost.gp.linear_solvers import MatrixBased, SolutionBased
-from mcmcpost.gp.optimizers import Memory, empty_memory, hessian, inverse_hessian, remember, scale_by_gp, secants
+from mcmcpost.gp.optimizers import (
+    Memory,
+    empty_memory,
+    hessian,
+    inverse_hessian,
+    remember,
+    scale_by_gp,
+    secants,
+)
 from mcmcpost.stein import Matern52, Polynomial, Scaled
 
 D = 5
@@ -49,7 +57,8 @@ def with_gradient(x):
 
 @pytest.fixture
 def spd(rng):
-    """The spectrum of the paper's F.1 in 40 dimensions: a dozen eigenvalues above one, the rest near one half."""
+    """The spectrum of the paper's F.1 in 40 dimensions: a dozen eigenvalues above one, the rest
+    near one half."""
     index = np.arange(1, 41)
     values = 0.5 + (index - 1) / 39 * 99.5 * 0.6 ** (40 - index)
     basis = np.linalg.qr(rng.normal(size=(40, 40)))[0]
@@ -62,7 +71,9 @@ def test_the_relaxed_rosenbrock_is_minimised(name, rng):
     x0 = rng.normal(size=20)
     before = x0.copy()
     values = []
-    found = minimize(with_gradient, x0, method=METHODS[name], gtol=1e-6, callback=lambda r: values.append(r.fun))
+    found = minimize(
+        with_gradient, x0, method=METHODS[name], gtol=1e-6, callback=lambda r: values.append(r.fun)
+    )
     assert found.success
     assert np.abs(found.jac).max() <= 1e-6
     np.testing.assert_allclose(found.x, 0, atol=1e-5)
@@ -127,7 +138,10 @@ def test_pairs_of_no_curvature_are_left_out(rng):
     assert np.linalg.eigvalsh(hessian(pairs).dense()).min() > 0
     for method in METHODS.values():
         direction = direction_of(
-            method, Memory(*(jnp.concatenate([a[:1], a]) for a in (points, gradients)), jnp.asarray(3, int))
+            method,
+            Memory(
+                *(jnp.concatenate([a[:1], a]) for a in (points, gradients)), jnp.asarray(3, int)
+            ),
         )
         assert float(direction @ gradients[-1]) < 0
 
@@ -143,10 +157,14 @@ def test_the_optax_face_minimises_a_tree_under_jit():
     def step(_, carry):
         params, state = carry
         value, gradient = jax.value_and_grad(loss)(params)
-        updates, state = optimizer.update(gradient, state, params, value=value, grad=gradient, value_fn=loss)
+        updates, state = optimizer.update(
+            gradient, state, params, value=value, grad=gradient, value_fn=loss
+        )
         return optax.apply_updates(params, updates), state
 
-    params, _ = jax.jit(lambda params: jax.lax.fori_loop(0, 30, step, (params, optimizer.init(params))))(params)
+    params, _ = jax.jit(
+        lambda params: jax.lax.fori_loop(0, 30, step, (params, optimizer.init(params)))
+    )(params)
     np.testing.assert_allclose(params["a"], 0, atol=1e-5)
     np.testing.assert_allclose(params["b"], 1, atol=1e-5)
 
@@ -191,7 +209,9 @@ def test_linear_systems_are_solved_with_a_consistent_estimate(method, spd, rng):
     solution = solve_linear(spd, spd @ truth, method=method, rtol=1e-10)
     assert solution.converged
     np.testing.assert_allclose(solution.value, truth, atol=1e-7)
-    np.testing.assert_allclose(solution.residual, spd @ solution.value - spd @ truth, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(
+        solution.residual, spd @ solution.value - spd @ truth, rtol=0, atol=1e-13
+    )
     short = solve_linear(lambda v: spd @ v, spd @ truth, method=method, rtol=1e-10, max_steps=3)
     assert (short.converged, short.num_steps) == (False, 3)
     estimate = short.estimate.dense()
@@ -238,7 +258,10 @@ def test_an_indefinite_matrix_stops_the_linear_solver_without_a_false_claim():
     ("call", "words"),
     [
         (lambda: minimize(lambda x: x @ x, np.ones(3)), r"`fun` to return \(value, gradient\)"),
-        (lambda: minimize(lambda x: (x @ x, x[:2]), np.ones(3)), r"a gradient of shape \(3,\), got \(2,\)"),
+        (
+            lambda: minimize(lambda x: (x @ x, x[:2]), np.ones(3)),
+            r"a gradient of shape \(3,\), got \(2,\)",
+        ),
         (lambda: solve_linear(np.eye(3), np.ones(2)), r"A \(2, 2\) and x0 \(2,\)"),
         (lambda: solve_linear(np.eye(2), np.ones(2), x0=np.ones(3)), r"A \(2, 2\) and x0 \(2,\)"),
     ],
@@ -249,7 +272,8 @@ def test_arguments_that_do_not_fit_are_refused(call, words):
 
 
 def test_a_gradient_that_is_not_finite_is_backed_away_from():
-    """The first step from 1.9 goes far beyond 2.05, where the value is lower and has no gradient."""
+    """The first step from 1.9 goes far beyond 2.05, where the value is lower and has no
+    gradient."""
 
     def function(x):
         return (50 * (x[0] - 2) ** 2, 100 * (x - 2)) if x[0] < 2.05 else (-1.5, np.array([np.nan]))

@@ -1,4 +1,5 @@
-"""Surrogate HMC: the target stays invariant whatever the surrogate, and every evaluation is counted."""
+"""Surrogate HMC: the target stays invariant whatever the surrogate, and every evaluation is
+counted."""
 
 import contextlib
 import functools
@@ -80,7 +81,8 @@ def stand_still(program, point, adapted, key):
 
 @contextlib.contextmanager
 def without_nuts(accepts=surrogate_moves.accepts):
-    """Trace with the stand-in, for what is checked to use the surrogate, and with another acceptance."""
+    """Trace with the stand-in, for what is checked to use the surrogate, and with another
+    acceptance."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(surrogate_moves, "_nuts_move", stand_still)
         patch.setattr(surrogate_moves, "accepts", accepts)
@@ -95,7 +97,8 @@ def acceptance(always):
 
 @functools.cache
 def compiled_transitions(delayed_acceptance):
-    """Return one program for all targets, surrogates, chances of a true gradient and both acceptances."""
+    """Return one program for all targets, surrogates, chances of a true gradient and both
+    acceptances."""
 
     @jax.jit
     def program(which, chance, always, surrogate, draws, key):
@@ -108,7 +111,9 @@ def compiled_transitions(delayed_acceptance):
         kernel.settings = kernel.settings._replace(true_gradient_probability=chance)
         state = frozen_state(kernel, surrogate, draws, key, 0.3)
         with without_nuts(acceptance(always)):
-            return jax.lax.fori_loop(0, NUM_TRANSITIONS, lambda _, state: kernel.sample(state, (), {}), state)
+            return jax.lax.fori_loop(
+                0, NUM_TRANSITIONS, lambda _, state: kernel.sample(state, (), {}), state
+            )
 
     return program
 
@@ -117,7 +122,9 @@ def after_transitions(target, surrogate, kernel, rng, key, always=False):
     chance, delayed_acceptance = KERNELS[kernel].values()
     draws = jnp.asarray(TARGETS[target].draws(rng, NUM_CHAINS))
     program = compiled_transitions(delayed_acceptance)
-    state = program(list(TARGETS).index(target), chance, always, fitted(target, surrogate), draws, key)
+    state = program(
+        list(TARGETS).index(target), chance, always, fitted(target, surrogate), draws, key
+    )
     assert np.isfinite(state.accept_prob).all(), "NUTS was reached"
     return state
 
@@ -144,7 +151,9 @@ def test_the_target_is_invariant(target, surrogate, kernel, rng, key):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "kernel"), [("banana", "plain"), ("gaussian", "delayed"), ("gaussian", "mixture")])
+@pytest.mark.parametrize(
+    ("target", "kernel"), [("banana", "plain"), ("gaussian", "delayed"), ("gaussian", "mixture")]
+)
 def test_invariance_is_lost_without_the_true_energy(target, kernel, rng, key):
     state = after_transitions(target, "wrong", kernel, rng, key, always=True)
     assert max(map(abs, z_scores(TARGETS[target], state.z).values())) > 4.5
@@ -157,7 +166,9 @@ def test_the_gradient_is_that_of_the_surrogate_energy(surrogate):
     points = np.zeros((3, D))
     points[:, :2] = [[0.3, -0.4], [1.5, 3.0], [-4.0, 9.0]]
     points[1, 2:] = np.linspace(-1, 1, D - 2)
-    above, below = ([evaluate(found, points + e[None]).energy for e in h * np.eye(D)] for h in (1e-5, -1e-5))
+    above, below = (
+        [evaluate(found, points + e[None]).energy for e in h * np.eye(D)] for h in (1e-5, -1e-5)
+    )
     wanted = (np.stack(above, axis=1) - np.stack(below, axis=1)) / 2e-5
     np.testing.assert_allclose(evaluate(found, points).gradient, wanted, rtol=2e-5, atol=1e-6)
 
@@ -184,7 +195,13 @@ def test_a_quadratic_is_learnt_exactly():
 
 @pytest.fixture(scope="module")
 def sampled():
-    kernel = make(TARGETS["banana"], num_steps=8, true_gradient_probability=0.3, delayed_acceptance=2, refinement=3)
+    kernel = make(
+        TARGETS["banana"],
+        num_steps=8,
+        true_gradient_probability=0.3,
+        delayed_acceptance=2,
+        refinement=3,
+    )
     with without_nuts():
         return run(kernel, jax.random.key(2), init=START, num_warmup=120, num_samples=150)
 
@@ -193,13 +210,14 @@ def sampled():
 def test_counts_add_up(sampled):
     fields = sampled.get_extra_fields(group_by_chain=True)
     gradients, energies, cheap = (
-        np.asarray(fields[f"num_{name}"]) for name in ("true_gradients", "true_energies", "surrogate_gradients")
+        np.asarray(fields[f"num_{name}"])
+        for name in ("true_gradients", "true_energies", "surrogate_gradients")
     )
     assert fields["surrogate_used"].all()
     steps = np.diff(gradients, axis=1)
     surrogate = np.diff(cheap, axis=1)
-    # A surrogate transition: a first gradient and two moves of 8·3 steps. A true one: 1 to 8 steps, as many for every
-    # chain, and a first gradient where that is unknown.
+    # A surrogate transition: a first gradient and two moves of 8·3 steps. A true one: 1 to 8 steps,
+    # as many for every chain, and a first gradient where that is unknown.
     assert set(np.unique(surrogate)) == {0, 1 + 2 * 24}
     assert set(range(9)) <= set(np.unique(steps)) <= set(range(10))
     assert (np.ptp(steps, axis=0) <= 1).all()
@@ -216,7 +234,10 @@ def test_counts_add_up(sampled):
     assert (fields["num_warmup_energies"] == 1 + 120).all()
 
 
-COUNTS = [f"num_{name}" for name in ("true_gradients", "true_energies", "warmup_gradients", "warmup_energies")]
+COUNTS = [
+    f"num_{name}"
+    for name in ("true_gradients", "true_energies", "warmup_gradients", "warmup_energies")
+]
 
 
 @pytest.mark.slow
@@ -226,7 +247,12 @@ def test_counts_tell_warm_up_from_sampling(num_warmup):
     """Through NumPyro's own phases: a collected warm-up, sampling, and sampling again."""
     kernel = make(TARGETS["banana"], num_steps=4)
     mcmc = numpyro.infer.MCMC(
-        kernel, num_warmup=num_warmup, num_samples=8, num_chains=2, chain_method="vectorized", progress_bar=False
+        kernel,
+        num_warmup=num_warmup,
+        num_samples=8,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
     )
 
     def counts():
@@ -261,9 +287,13 @@ def test_counts_tell_warm_up_from_sampling(num_warmup):
 @pytest.mark.parametrize("done", [3, 40])
 def test_a_refresh_is_counted_to_its_phase(done):
     kernel = SurrogateHMC(potential_fn=banana_potential, num_steps=4)
-    state = kernel.init(jax.random.split(jax.random.key(0), 2), 40, START, (), {})._replace(i=jnp.asarray(done))
+    state = kernel.init(jax.random.split(jax.random.key(0), 2), 40, START, (), {})._replace(
+        i=jnp.asarray(done)
+    )
     new = kernel.refresh(state, (), {})
-    added = [int(value) for name in COUNTS for value in (getattr(new, name) - getattr(state, name))[:1]]
+    added = [
+        int(value) for name in COUNTS for value in (getattr(new, name) - getattr(state, name))[:1]
+    ]
     assert added == ([0, 0, 1, 1] if done < 40 else [1, 1, 0, 0])
     np.testing.assert_allclose(new.potential_energy, [banana_potential(x) for x in START])
 
@@ -303,19 +333,26 @@ def test_counts_are_of_calls_and_chains_of_one_key_are_the_same():
 
     potential.defvjp(forward, lambda gradient, cotangent: (cotangent * gradient,))
     kernel = SurrogateHMC(
-        potential_fn=lambda z: potential(jnp.append(z["a"], z["b"])), num_steps=4, refinement=2, history_size=256
+        potential_fn=lambda z: potential(jnp.append(z["a"], z["b"])),
+        num_steps=4,
+        refinement=2,
+        history_size=256,
     )
     keys = jnp.stack([jax.random.key(0)] * 2)
     init = {"a": jnp.zeros((2, 1)), "b": jnp.zeros(2)}
     with without_nuts():
         mcmc = run(kernel, keys, init=init, num_warmup=60, num_samples=40, method="sequential")
     jax.effects_barrier()
-    draws, fields = mcmc.get_samples(group_by_chain=True), mcmc.get_extra_fields(group_by_chain=True)
+    draws, fields = (
+        mcmc.get_samples(group_by_chain=True),
+        mcmc.get_extra_fields(group_by_chain=True),
+    )
     assert (draws["a"].shape, draws["b"].shape) == ((2, 40, 1), (2, 40))
     assert fields["surrogate_used"].all()
     for values in (*draws.values(), *fields.values()):
         np.testing.assert_array_equal(values[0], values[1])
-    # A true trajectory's energy comes with its gradient; the others, of 4·2 steps and a first gradient, need one alone.
+    # A true trajectory's energy comes with its gradient; the others, of 4·2 steps and a first
+    # gradient, need one alone.
     gradients = fields["num_warmup_gradients"] + fields["num_true_gradients"]
     assert calls["gradient"] == gradients[:, -1].sum()
     assert calls["energy"] == fields["num_surrogate_gradients"][:, -1].sum() / 9
@@ -323,11 +360,15 @@ def test_counts_are_of_calls_and_chains_of_one_key_are_the_same():
 
 @pytest.mark.slow
 def test_the_surrogate_is_frozen(sampled):
-    before = jax.tree.leaves((sampled.last_state.surrogate, sampled.last_state.adapt_state.step_size))
+    before = jax.tree.leaves(
+        (sampled.last_state.surrogate, sampled.last_state.adapt_state.step_size)
+    )
     sampled.post_warmup_state = sampled.last_state
     with without_nuts():
         sampled.run(jax.random.key(7))
-    after = jax.tree.leaves((sampled.last_state.surrogate, sampled.last_state.adapt_state.step_size))
+    after = jax.tree.leaves(
+        (sampled.last_state.surrogate, sampled.last_state.adapt_state.step_size)
+    )
     for old, new in zip(before, after, strict=True):
         np.testing.assert_array_equal(old, new)
 
@@ -355,14 +396,21 @@ def test_a_model_with_constrained_sites_gives_a_tree_with_true_scores(model_run,
     tree = mp.from_numpyro(mcmc)
     assert {"scale", "mean", "weights", "twice"} <= set(tree.posterior.data_vars)
     assert float(tree.posterior["scale"].min()) > 0
-    assert {"num_true_gradients", "num_true_energies", "surrogate_used"} <= set(tree.sample_stats.data_vars)
+    assert {"num_true_gradients", "num_true_energies", "surrogate_used"} <= set(
+        tree.sample_stats.data_vars
+    )
     # True scores were computed after sampling, and are counted apart.
     assert tree.sample_stats.attrs["score_evaluations"] == "1000"
     bare = tree.copy(deep=True)
-    bare["sample_stats"] = bare.sample_stats.to_dataset().drop_vars(["gradient", "unconstrained_draw"])
+    bare["sample_stats"] = bare.sample_stats.to_dataset().drop_vars(
+        ["gradient", "unconstrained_draw"]
+    )
     attached = mp.attach_scores(bare, model, y)
     np.testing.assert_allclose(
-        tree.sample_stats["gradient"].values, attached.sample_stats["gradient"].values, rtol=1e-6, atol=1e-8
+        tree.sample_stats["gradient"].values,
+        attached.sample_stats["gradient"].values,
+        rtol=1e-6,
+        atol=1e-8,
     )
     # The posterior moments by importance sampling from the prior.
     number = 100_000
@@ -378,7 +426,9 @@ def test_a_model_with_constrained_sites_gives_a_tree_with_true_scores(model_run,
 
 
 def test_no_gradient_of_a_surrogate_can_be_collected():
-    kernel = make(TARGETS["gaussian"], surrogate=mp.SubspaceSurrogate(num_training=20, tuning_steps=1))
+    kernel = make(
+        TARGETS["gaussian"], surrogate=mp.SubspaceSurrogate(num_training=20, tuning_steps=1)
+    )
     mcmc = numpyro.infer.MCMC(kernel, num_warmup=20, num_samples=5, progress_bar=False)
     with pytest.raises(ValueError, match="attach_scores"):
         mcmc.run(jax.random.key(0), init_params=jnp.zeros(2), extra_fields=("z_grad",))
@@ -393,7 +443,14 @@ def test_chains_may_be_vectorised_by_jax():
         history_size=64,
     )
     with without_nuts():
-        mcmc = run(kernel, jax.random.key(0), init=jnp.ones((2, 2)), num_warmup=40, num_samples=10, method=jax.vmap)
+        mcmc = run(
+            kernel,
+            jax.random.key(0),
+            init=jnp.ones((2, 2)),
+            num_warmup=40,
+            num_samples=10,
+            method=jax.vmap,
+        )
     assert mcmc.get_samples().shape == (20, 2)
     fields = mcmc.get_extra_fields(group_by_chain=True)
     assert fields["num_true_gradients"].shape == (2, 10)
@@ -406,12 +463,18 @@ def test_chains_may_be_vectorised_by_jax():
     [
         ({}, "either `model` or `potential_fn`"),
         ({"potential_fn": banana_potential, "num_steps": 0}, "`num_steps` of at least 1"),
-        ({"potential_fn": banana_potential, "delayed_acceptance": 0}, "`delayed_acceptance` of at least 1"),
+        (
+            {"potential_fn": banana_potential, "delayed_acceptance": 0},
+            "`delayed_acceptance` of at least 1",
+        ),
         (
             {"potential_fn": banana_potential, "true_gradient_probability": 1.5},
             "`true_gradient_probability`, a number in",
         ),
-        ({"potential_fn": banana_potential, "max_gradient_error": float("nan")}, "`max_gradient_error`, a number in"),
+        (
+            {"potential_fn": banana_potential, "max_gradient_error": float("nan")},
+            "`max_gradient_error`, a number in",
+        ),
     ],
 )
 def test_settings_that_cannot_run_are_refused(settings, words):

@@ -1,4 +1,5 @@
-"""Surrogate HMC where its surrogate cannot serve: hard targets are declined, and what is drawn stays right."""
+"""Surrogate HMC where its surrogate cannot serve: hard targets are declined, and what is drawn
+stays right."""
 
 import functools
 import logging
@@ -80,7 +81,8 @@ def test_a_hard_target_is_declined_and_sampled_by_nuts(potential, caplog):
     # Every transition cost true gradients, none a surrogate's.
     assert (np.diff(fields["num_true_gradients"], axis=1) > 0).all()
     assert (fields["num_surrogate_gradients"] == 0).all()
-    # Second moments, averaged over coordinates of one law: one where it is standard normal, else by quadrature.
+    # Second moments, averaged over coordinates of one law: one where it is standard normal, else by
+    # quadrature.
     squares = np.asarray(fields["z"]) ** 2
     if potential is rough:
         grid = np.linspace(-8.0, 8.0, 160_001)
@@ -109,12 +111,25 @@ def test_an_awkward_target_gives_finite_draws(potential, start):
 def test_without_warm_up_it_is_nuts_and_says_so():
     kernel = make(TARGETS["gaussian"], step_size=0.5)
     with pytest.warns(UserWarning, match="NUTS with true gradients"):
-        mcmc = run(kernel, jax.random.key(1), init=jnp.zeros(2), num_warmup=0, num_samples=300, num_chains=1)
+        mcmc = run(
+            kernel,
+            jax.random.key(1),
+            init=jnp.zeros(2),
+            num_warmup=0,
+            num_samples=300,
+            num_chains=1,
+        )
     fields = mcmc.get_extra_fields()
     assert not fields["surrogate_used"].any()
     assert int(fields["num_surrogate_gradients"][-1]) == 0
     assert (fields["num_warmup_gradients"] == 1).all()  # of the first state
-    assert abs(np.asarray(mcmc.get_samples()).var(axis=0)[0] - np.linalg.inv([[2, 0.9], [0.9, 1]])[0, 0]) < 0.3
+    assert (
+        abs(
+            np.asarray(mcmc.get_samples()).var(axis=0)[0]
+            - np.linalg.inv([[2, 0.9], [0.9, 1]])[0, 0]
+        )
+        < 0.3
+    )
 
 
 def test_a_history_that_is_too_short_is_not_cured_by_warm_up():

@@ -1,4 +1,5 @@
-"""A trace of surrogate HMC goes where any other goes: the table, the report, a file and the command line."""
+"""A trace of surrogate HMC goes where any other goes: the table, the report, a file and the command
+line."""
 
 import json
 
@@ -19,7 +20,12 @@ pytestmark = [
 ]
 
 DATA = np.array([0.3, 1.2, 0.4, 0.9, -0.2])
-MEANS = {"centre": DATA.sum() / (len(DATA) + 1), "width": np.exp(0.125), "both[0]": 0.0, "both[1]": 0.0}
+MEANS = {
+    "centre": DATA.sum() / (len(DATA) + 1),
+    "width": np.exp(0.125),
+    "both[0]": 0.0,
+    "both[1]": 0.0,
+}
 """Of the posterior: that of `centre` is normal, of the others the prior."""
 
 
@@ -32,7 +38,9 @@ def model(y):
 
 @pytest.fixture(scope="module")
 def tree():
-    kernel = mp.SurrogateHMC(model, num_steps=8, surrogate=mp.SubspaceSurrogate(num_training=20, tuning_steps=5))
+    kernel = mp.SurrogateHMC(
+        model, num_steps=8, surrogate=mp.SubspaceSurrogate(num_training=20, tuning_steps=5)
+    )
     with jax.numpy_rank_promotion("allow"):  # NumPyro's own code promotes ranks
         mcmc = surrogate_cases.run(kernel, jax.random.key(4), DATA, num_warmup=100, num_samples=250)
         assert mcmc.get_extra_fields()["surrogate_used"].all()
@@ -70,7 +78,9 @@ def test_a_file_of_it_is_reduced_and_reported(tree, tmp_path, run):
     mp.save_tree(tree, path)
     back = mp.load_tree(path)
     for name in ("num_true_gradients", "num_warmup_gradients", "surrogate_used", "gradient"):
-        np.testing.assert_array_equal(back["sample_stats"][name].values, tree["sample_stats"][name].values)
+        np.testing.assert_array_equal(
+            back["sample_stats"][name].values, tree["sample_stats"][name].values
+        )
     done = run("reduce", path, "--method", "zv1", "--json")
     assert done.code == 0, done.err
     wanted = mp.expectation(tree, method="zv1")

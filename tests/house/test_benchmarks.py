@@ -51,7 +51,8 @@ def test_every_benchmark_has_a_quick_size_that_it_takes(parser_of):
 
 @pytest.mark.slow
 def test_what_should_run_on_an_accelerator_runs_from_a_clone_without_arviz():
-    """Machines with an accelerator often have JAX, NumPyro and diffrax, and neither ArviZ nor this package."""
+    """Machines with an accelerator often have JAX, NumPyro and diffrax, and neither ArviZ nor this
+    package."""
     missing = """
 import importlib.metadata, runpy, sys
 def absent(name, path=None, target=None):
@@ -68,7 +69,9 @@ sys.argv = ["benchmarks/gpu.py", "--small"]
 runpy.run_module("benchmarks.gpu", run_name="__main__")
 """
     before = {*_table.RESULTS.iterdir()}
-    done = subprocess.run([sys.executable, "-c", missing], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", missing], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr
     table = done.stdout[done.stdout.index("\nWhat should run") :].splitlines()
     for piece, rows in {"sampling": 2, "sums": 2, "products": 4, "solves": 1}.items():
@@ -149,8 +152,12 @@ def test_commands_are_run_one_after_the_other_and_failures_are_named(monkeypatch
         return subprocess.CompletedProcess(words, "short_chains" in words[-2])
 
     monkeypatch.setattr(subprocess, "run", run)
-    with pytest.raises(SystemExit, match=r"these failed:\npython -m benchmarks\.scale\.short_chains --quick$"):
+    with pytest.raises(
+        SystemExit, match=r"these failed:\npython -m benchmarks\.scale\.short_chains --quick$"
+    ):
         runner.main(["scale", "--quick", "--shared", str(tmp_path)])
     names = ("scale.processes", "scale.short_chains", "scale.projections", "gpu")
-    assert [words for words, *_ in runs] == [[sys.executable, "-m", f"benchmarks.{name}", "--quick"] for name in names]
+    assert [words for words, *_ in runs] == [
+        [sys.executable, "-m", f"benchmarks.{name}", "--quick"] for name in names
+    ]
     assert {tuple(rest) for _, *rest in runs} == {(ROOT, str(tmp_path), False)}

@@ -1,4 +1,5 @@
-"""The family of controls that CONTRIBUTING.md shows is one: it runs as printed, and so do the tests it asks for."""
+"""The family of controls that CONTRIBUTING.md shows is one: it runs as printed, and so do the tests
+it asks for."""
 
 import re
 from pathlib import Path
@@ -29,7 +30,10 @@ def test_its_controls_are_the_stein_operator_of_its_fields(family, rng):
     assert found.shape == (6, family.size)
     for column, width in zip(found.T, family.widths, strict=True):
         field = jax.grad(lambda x, width=width: jnp.exp(-0.5 * jnp.sum(x**2) / width**2))
-        expected = [jnp.trace(jax.jacfwd(field)(x)) + field(x) @ s for x, s in zip(draws, scores, strict=True)]
+        expected = [
+            jnp.trace(jax.jacfwd(field)(x)) + field(x) @ s
+            for x, s in zip(draws, scores, strict=True)
+        ]
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-12, atol=1e-14)
 
 

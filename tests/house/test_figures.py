@@ -10,7 +10,14 @@ from benchmarks import _figures, _table, _targets
 ROWS = {
     "speeds": [
         {"method": "auto", "d": 2, "s": 1.5, "cold / this": 350.4, "z": "nan", "met": True},
-        {"method": "zv2, all", "d": 2, "s": 3e-6, "cold / this": 12345.6, "z": "-0.25", "met": False},
+        {
+            "method": "zv2, all",
+            "d": 2,
+            "s": 3e-6,
+            "cold / this": 12345.6,
+            "z": "-0.25",
+            "met": False,
+        },
         {"method": "zv2, all", "d": 10, "s": 0.03, "cold / this": 7.0, "z": "1", "met": ""},
     ],
     "other": [{"memory": 2930.0}],
@@ -65,7 +72,10 @@ def test_a_figure_that_cannot_be_had_is_named(figure, said):
 
 
 def test_a_note_has_its_figures_in_braces():
-    assert _figures.fill("It is {max(s)} with `chunks={}`.", "speeds", ROWS) == "It is 1.5 with `chunks={}`."
+    assert (
+        _figures.fill("It is {max(s)} with `chunks={}`.", "speeds", ROWS)
+        == "It is 1.5 with `chunks={}`."
+    )
 
 
 PAGE = "In a row {a}<!--=fast--> times, or {b}<!--=slow-->.\n\n<!-- figures\n{names}-->\n"
@@ -85,7 +95,11 @@ def test_a_page_is_renewed_and_then_stays():
         ("1", NAMES.replace("slow", "slaw"), "got ['slaw', 'slow']"),
         ("1", NAMES + NAMES, "4 lines"),
         ("many", NAMES, "figure `fast`: expected a number right before its name"),
-        ("1", NAMES.replace("auto", "cf"), "figure `fast`: `speeds: s; method = cf`: expected one row"),
+        (
+            "1",
+            NAMES.replace("auto", "cf"),
+            "figure `fast`: `speeds: s; method = cf`: expected one row",
+        ),
     ],
 )
 def test_a_page_that_cannot_be_renewed_is_named(a, names, said):
@@ -98,17 +112,32 @@ def test_the_words_of_the_language_are_in_no_table():
     """A column or a value that has one of them could not be named."""
     for path in sorted(_table.RESULTS.glob("*.json")):
         for row in json.loads(path.read_text()).get("rows", []):
-            assert not [column for column in row if re.search(r"[;{}]| (over|as|or|!?=) ", column)], path.name
-            values = [value for name, value in row.items() if isinstance(value, str) and name != "said"]  # a message
-            assert not [value for value in values if re.search(r"[;{}]| (over|as|or) ", value)], path.name
+            assert not [
+                column for column in row if re.search(r"[;{}]| (over|as|or|!?=) ", column)
+            ], path.name
+            # a message
+            values = [
+                value for name, value in row.items() if isinstance(value, str) and name != "said"
+            ]
+            assert not [value for value in values if re.search(r"[;{}]| (over|as|or) ", value)], (
+                path.name
+            )
 
 
 @pytest.mark.parametrize(
     ("target", "reached", "verdict"),
     [
         ({"aim": "≤ 2", "figure": "speeds: s; method = auto"}, "1.50", "met"),
-        ({"aim": "≥ 2", "figure": "speeds: s; method = auto", "answer": "{other: memory} MB."}, "1.50", "not met"),
-        ({"aim": "≥ 2", "figure": "speeds: max(s)", "error": "speeds: max(s) over 5"}, "1.50 ± 0.30", "within"),
+        (
+            {"aim": "≥ 2", "figure": "speeds: s; method = auto", "answer": "{other: memory} MB."},
+            "1.50",
+            "not met",
+        ),
+        (
+            {"aim": "≥ 2", "figure": "speeds: max(s)", "error": "speeds: max(s) over 5"},
+            "1.50 ± 0.30",
+            "within",
+        ),
         ({"aim": "≤ 0.2", "by hand": 0.2}, "0.200", "met"),
         ({"aim": "≤ 0", "by hand": 0}, "0", "met"),
     ],
@@ -124,7 +153,10 @@ def test_a_target_is_met_within_its_error_or_answered(target, reached, verdict):
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ({"aim": "≥ 2", "figure": "speeds: s; method = auto"}, "expected an answer, since 1.50 is not ≥ 2."),
+        (
+            {"aim": "≥ 2", "figure": "speeds: s; method = auto"},
+            "expected an answer, since 1.50 is not ≥ 2.",
+        ),
         ({"aim": "fast", "by hand": 1}, "expected an aim like \"≤ 0.06\", got 'fast'."),
     ],
 )

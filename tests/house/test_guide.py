@@ -10,7 +10,11 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCKS = dict(
-    re.findall(r"<!-- run:(\w+) -->\n```python\n(.*?)```", (ROOT / "docs/guide/start.md").read_text(), re.DOTALL)
+    re.findall(
+        r"<!-- run:(\w+) -->\n```python\n(.*?)```",
+        (ROOT / "docs/guide/start.md").read_text(),
+        re.DOTALL,
+    )
 )
 
 

@@ -43,7 +43,9 @@ def third_party(folder):
 def test_the_version_is_the_installed_one_and_that_of_the_changelog():
     """It is written in ``__init__`` alone, but for what cites it."""
     assert version("mcmcpost") == mcmcpost.__version__
-    released = re.findall(r"^## (\d\S*) – (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    released = re.findall(
+        r"^## (\d\S*) – (\S+)$", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE
+    )
     cited = (ROOT / "CITATION.cff").read_text()
     assert re.findall(r"^version: (.*)\ndate-released: (.*)$", cited, re.MULTILINE) == released[:1]
     assert released[0][0] == mcmcpost.__version__
@@ -62,16 +64,22 @@ def test_the_command_is_installed():
 def test_every_import_of_the_package_is_declared():
     declared = {distribution(requirement) for requirement in PROJECT["dependencies"]}
     optional = {
-        distribution(requirement) for extra in ("plots", "report", "interop", "dask") for requirement in EXTRAS[extra]
+        distribution(requirement)
+        for extra in ("plots", "report", "interop", "dask")
+        for requirement in EXTRAS[extra]
     }
     assert third_party("mcmcpost") - declared - optional - {"mcmcpost"} <= set()
 
 
 def test_every_import_of_the_models_is_declared():
-    assert third_party("models") <= {distribution(requirement) for requirement in PROJECT["dependencies"]}
+    assert third_party("models") <= {
+        distribution(requirement) for requirement in PROJECT["dependencies"]
+    }
 
 
-@pytest.mark.parametrize("requirement", [r for group in (PROJECT["dependencies"], *EXTRAS.values()) for r in group])
+@pytest.mark.parametrize(
+    "requirement", [r for group in (PROJECT["dependencies"], *EXTRAS.values()) for r in group]
+)
 def test_requirements_are_ranges(requirement):
     assert "==" not in requirement
     assert "@" not in requirement  # no hosts
@@ -85,15 +93,23 @@ def test_python_and_license_are_stated():
 
 
 def test_no_lock_file_is_committed():
-    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    assert not [name for name in tracked.splitlines() if name.endswith((".lock", "requirements.txt"))]
+    tracked = subprocess.run(
+        ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=False
+    ).stdout
+    assert not [
+        name for name in tracked.splitlines() if name.endswith((".lock", "requirements.txt"))
+    ]
 
 
 def test_the_forge_and_the_hooks_run_what_a_developer_runs():
     workflow = (ROOT / ".github" / "workflows" / "ci.yml").read_text()
     assert "run: .ci/run\n" in workflow
     newer = re.findall(r'python: \["(.*)"\]', workflow)
-    said = [c.rsplit(" ", 1)[1] for c in PROJECT["classifiers"] if re.fullmatch(r".*Python :: 3\.\d+", c)]
+    said = [
+        c.rsplit(" ", 1)[1]
+        for c in PROJECT["classifiers"]
+        if re.fullmatch(r".*Python :: 3\.\d+", c)
+    ]
     assert said == [(ROOT / ".python-version").read_text().strip(), *newer]
     hooks = (ROOT / ".pre-commit-config.yaml").read_text()
     (ruff,) = (requirement for requirement in EXTRAS["test"] if requirement.startswith("ruff"))
@@ -102,7 +118,9 @@ def test_the_forge_and_the_hooks_run_what_a_developer_runs():
 
 def test_what_is_built_is_the_package_and_its_models():
     """`.ci/run` builds it and uses it in an empty environment."""
-    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]
+    build = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"][
+        "targets"
+    ]
     assert build["wheel"]["force-include"] == {"models": "mcmcpost/examples"}
     assert build["sdist"]["only-include"][:2] == ["mcmcpost", "models"]
     assert {path.suffix for path in (ROOT / "models").iterdir() if path.is_file()} == {".py"}

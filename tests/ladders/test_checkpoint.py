@@ -21,7 +21,9 @@ def path(tmp_path):
 def test_what_was_stored_comes_back(path):
     found = load_checkpoint(path, SETTINGS)
     assert found.step == 12
-    for got, wanted in zip((*found.state, *found.records.values()), (*STATE, *RECORDS.values()), strict=True):
+    for got, wanted in zip(
+        (*found.state, *found.records.values()), (*STATE, *RECORDS.values()), strict=True
+    ):
         np.testing.assert_array_equal(got, wanted, strict=True)
     assert list(found.records) == list(RECORDS)
     assert load_checkpoint(path.with_name("none"), SETTINGS) is None
@@ -42,7 +44,10 @@ def flipped(content, place):
 def test_any_damaged_byte_is_one_clear_error(path, share):
     content = path.read_bytes()
     path.write_bytes(flipped(content, int(share * len(content))))
-    with pytest.raises(InputError, match=r"checkpoint: expected a file of this function at .*not the whole.*Remove it"):
+    with pytest.raises(
+        InputError,
+        match=r"checkpoint: expected a file of this function at .*not the whole.*Remove it",
+    ):
         load_checkpoint(path, SETTINGS)
 
 
@@ -58,15 +63,23 @@ def test_a_foreign_or_unfinished_file_is_one_clear_error(path, kind):
                 np.save(file, np.zeros(9))
         case _:
             path.write_bytes(
-                {"empty": b"", "short": content[:20], "cut off": content[:-1], "text": b"hello\n" * 20}[kind]
+                {
+                    "empty": b"",
+                    "short": content[:20],
+                    "cut off": content[:-1],
+                    "text": b"hello\n" * 20,
+                }[kind]
             )
     with pytest.raises(InputError, match="checkpoint: expected a file of this function at"):
         load_checkpoint(path, SETTINGS)
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("key", [0, 2]), ("temperatures", [0.0, 0.6, 1.0]), ("exchange", 3), ("numpyro", "9")]
+    ("name", "value"),
+    [("key", [0, 2]), ("temperatures", [0.0, 0.6, 1.0]), ("exchange", 3), ("numpyro", "9")],
 )
 def test_a_checkpoint_of_another_run_says_what_differs(path, name, value):
-    with pytest.raises(InputError, match=rf"checkpoint: expected the run that .* belongs to, got {name}=.*; there"):
+    with pytest.raises(
+        InputError, match=rf"checkpoint: expected the run that .* belongs to, got {name}=.*; there"
+    ):
         load_checkpoint(path, {**SETTINGS, name: value})

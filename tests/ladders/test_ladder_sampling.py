@@ -1,4 +1,5 @@
-"""Sampling a ladder: exact moments on a Gaussian path, an iid prior rung, exchange, resuming, failures."""
+"""Sampling a ladder: exact moments on a Gaussian path, an iid prior rung, exchange, resuming,
+failures."""
 
 import os
 import signal
@@ -53,12 +54,16 @@ def z_scores(ladder):
 
 @pytest.mark.slow
 def test_nuts_gives_every_rung_its_moments(key):
-    ladder, stats = sample_ladder(gaussian(1), power_ladder(6, 3), key=key, num_warmup=200, num_samples=400)
+    ladder, stats = sample_ladder(
+        gaussian(1), power_ladder(6, 3), key=key, num_warmup=200, num_samples=400
+    )
     assert z_scores(ladder).max() < 4.5
     x = ladder.draws
     np.testing.assert_allclose(ladder.gradient_log_likelihood, (1.3 - x) / 0.25, rtol=1e-12)
     np.testing.assert_allclose(ladder.gradient_log_prior, -x, rtol=1e-12)
-    np.testing.assert_allclose(ladder.log_likelihood, -2 * (1.3 - x[..., 0]) ** 2 - 0.5 * np.log(np.pi / 2), rtol=1e-9)
+    np.testing.assert_allclose(
+        ladder.log_likelihood, -2 * (1.3 - x[..., 0]) ** 2 - 0.5 * np.log(np.pi / 2), rtol=1e-9
+    )
     assert stats.acceptance_rate[:, :, 1:].mean() > 0.6
     assert np.isfinite(stats.step_size[:, 1:]).all()
     assert np.isnan(stats.swap_rate).all()
@@ -149,17 +154,23 @@ def test_a_killed_process_leaves_a_checkpoint_to_go_on_from(exchanged, tmp_path)
     place = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", KILLED, str(path)], env=place, check=False)
     assert done.returncode == -signal.SIGKILL
-    assert sorted(file.name for file in tmp_path.iterdir()) == [".run.checkpoint.part", "run.checkpoint"]
+    assert sorted(file.name for file in tmp_path.iterdir()) == [
+        ".run.checkpoint.part",
+        "run.checkpoint",
+    ]
     resumed = sample_ladder(TEN, LEVELS, checkpoint=path, key=KEY, **SETTINGS)
     for got, wanted in zip(
-        (*resumed.ladder[:5], *resumed.stats), (*exchanged.ladder[:5], *exchanged.stats), strict=True
+        (*resumed.ladder[:5], *resumed.stats),
+        (*exchanged.ladder[:5], *exchanged.stats),
+        strict=True,
     ):
         np.testing.assert_allclose(got, wanted, rtol=1e-9, atol=1e-12)
     assert [file.name for file in tmp_path.iterdir()] == ["run.checkpoint"]
 
 
 def modes(distance=4.0, scale=0.4):
-    """Return a likelihood with modes at ±distance, zero between −1 and 1, where its gradient looks finite."""
+    """Return a likelihood with modes at ±distance, zero between −1 and 1, where its gradient looks
+    finite."""
 
     def log_likelihood(x):
         left, right = (-0.5 * ((x[0] - mode) / scale) ** 2 for mode in (-distance, distance))
@@ -175,7 +186,8 @@ def modes(distance=4.0, scale=0.4):
 
 @pytest.fixture(scope="module")
 def bimodal():
-    """From one mode, only states that come down the ladder reach the other: half of the draws, by symmetry."""
+    """From one mode, only states that come down the ladder reach the other: half of the draws, by
+    symmetry."""
     return sample_ladder(
         modes(),
         power_ladder(6, 4),
@@ -213,24 +225,30 @@ def test_likelihood_zero_at_prior_draws(bimodal):
 
 
 def steep(x):
-    """Return a log likelihood that overflows nowhere near its draws, but whose slope squared does."""
+    """Return a log likelihood that overflows nowhere near its draws, but whose slope squared
+    does."""
     return -jnp.exp(2 * x[0]) * (1 + x[1:] @ x[1:])
 
 
 def test_a_density_that_is_zero_to_rounding_is_zero():
-    """The slope of a larger one gives a kinetic energy that overflows, to −∞ where a fused product comes first."""
+    """The slope of a larger one gives a kinetic energy that overflows, to −∞ where a fused product
+    comes first."""
     target = gaussian(3)._replace(log_likelihood=steep)
     near, far = jnp.array([1.0, 0.5, -0.5]), jnp.array([185.0, 150.0, -120.0])
     assert np.isfinite(steep(far))
-    np.testing.assert_allclose(potential(target, near, jnp.array(0.5)), -(target.log_prior(near) + 0.5 * steep(near)))
+    np.testing.assert_allclose(
+        potential(target, near, jnp.array(0.5)), -(target.log_prior(near) + 0.5 * steep(near))
+    )
     assert potential(target, far, jnp.array(1e-3)) == np.inf
     assert np.isfinite(potential(target, far, jnp.array(0.0)))
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:[0-9] of 16000 transitions were divergent")  # the processor's rounding decides
+# the processor's rounding decides
+@pytest.mark.filterwarnings("ignore:[0-9] of 16000 transitions were divergent")
 def test_chains_of_a_heavy_scale_stay_where_the_density_is():
-    """Eight schools under a half-Cauchy scale: with this key a chain ended at a log likelihood of −4.5e101."""
+    """Eight schools under a half-Cauchy scale: with this key a chain ended at a log likelihood of
+    −4.5e101."""
     effects = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
     errors = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
 
@@ -241,7 +259,11 @@ def test_chains_of_a_heavy_scale_stay_where_the_density_is():
         numpyro.sample("y", dist.Normal(mu + tau * eta, errors).to_event(1), obs=effects)
 
     ladder = mp.sample_power_posteriors(
-        schools, temperatures=power_ladder(16, 5), key=jax.random.key(1), num_warmup=250, num_samples=250
+        schools,
+        temperatures=power_ladder(16, 5),
+        key=jax.random.key(1),
+        num_warmup=250,
+        num_samples=250,
     )
     values = ladder["sample_stats"]["log_likelihood_total"].values
     assert values[:, :, 1:].min() > -1e10
@@ -269,7 +291,10 @@ def test_a_start_must_exist(key):
         ({"init": [1.0]}, "`init` of 10 finite numbers"),
         ({"kernel": HamiltonianKernel(num_steps=0)}, "`num_steps` of at least 1"),
         ({"kernel": HamiltonianKernel(max_tree_depth=(0, 3))}, "`max_tree_depth` of at least 1"),
-        ({"kernel": HamiltonianKernel(max_tree_depth=[6, 8])}, "a tuple of two for `max_tree_depth`"),
+        (
+            {"kernel": HamiltonianKernel(max_tree_depth=[6, 8])},
+            "a tuple of two for `max_tree_depth`",
+        ),
         ({"kernel": HamiltonianKernel(target_accept=1.0)}, "`target_accept`, a number in"),
         ({"checkpoint": "/nowhere/run.npz"}, "a file in an existing folder"),
     ],
@@ -290,11 +315,13 @@ def test_new_rungs_must_be_new(exchanged, key):
 
 
 def test_an_equidistributed_ladder_equidistributes_the_error():
-    """On exact variances the trapezoid's error is below the power ladder's, and all intervals contribute alike."""
+    """On exact variances the trapezoid's error is below the power ladder's, and all intervals
+    contribute alike."""
 
     def exact(t):
         mean, variance = gaussian_moments(t)
-        draws = mean + np.sqrt(variance) * np.linspace(-2.5, 2.5, 400)[None, :, None]  # any draws of the right scale
+        # any draws of the right scale
+        draws = mean + np.sqrt(variance) * np.linspace(-2.5, 2.5, 400)[None, :, None]
         values = -0.5 * ((1.3 - draws) / 0.5) ** 2
         return make_ladder(t, draws[..., None], values, draws[..., None], draws[..., None])
 

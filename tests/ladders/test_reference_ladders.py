@@ -1,4 +1,5 @@
-"""Ladders from a normal fitted to earlier draws: exact where all is normal, saved, refused where the prior counts."""
+"""Ladders from a normal fitted to earlier draws: exact where all is normal, saved, refused where
+the prior counts."""
 
 import jax
 import jax.numpy as jnp
@@ -77,7 +78,9 @@ def test_the_target_of_a_reference_is_exactly_normalised(key):
     x = jnp.asarray(rng.normal(size=3))
     exact = multivariate_normal(normal.mean, lower @ lower.T).logpdf(x)
     assert float(made.log_prior(x)) == pytest.approx(exact, rel=1e-12)
-    assert float(made.log_prior(x) + made.log_likelihood(x)) == pytest.approx(float(-(x**4).sum() - (x**2).sum()))
+    assert float(made.log_prior(x) + made.log_likelihood(x)) == pytest.approx(
+        float(-(x**4).sum() - (x**2).sum())
+    )
     draws = np.asarray(jax.vmap(made.sample_prior)(jax.random.split(key, 4000)))
     assert np.abs(normal.standardise(draws).mean(axis=0)).max() < 4.5 / np.sqrt(4000)
     np.testing.assert_allclose(np.cov(normal.standardise(draws).T), np.eye(3), atol=0.1)
@@ -106,7 +109,9 @@ def test_the_reference_rung_is_the_fitted_normal_itself(sampled):
     assert read.reference.lower[0, 0] == pytest.approx(draws.std(ddof=1))
     x = read.draws[..., 0]
     joint = norm.logpdf(Y, x, 0.5) + norm.logpdf(x)
-    np.testing.assert_allclose(read.log_likelihood, joint - norm.logpdf(x, draws.mean(), draws.std(ddof=1)), rtol=1e-9)
+    np.testing.assert_allclose(
+        read.log_likelihood, joint - norm.logpdf(x, draws.mean(), draws.std(ddof=1)), rtol=1e-9
+    )
     np.testing.assert_allclose(read.score(1.0)[..., 0], 5.0 * (0.8 - x), rtol=1e-9, atol=1e-9)
     assert len(np.unique(x[:, :, 0])) == x[:, :, 0].size
     assert read.exchange.round_trips > 0
@@ -135,28 +140,36 @@ def test_a_reference_survives_a_file(ladder, suffix, tmp_path):
 def test_the_last_rung_is_a_posterior_and_not_a_ladder(ladder):
     rung = posterior_rung(ladder)
     x = rung["sample_stats"]["unconstrained_draw"].values
-    np.testing.assert_allclose(rung["sample_stats"]["gradient"], 5.0 * (0.8 - x), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        rung["sample_stats"]["gradient"], 5.0 * (0.8 - x), rtol=1e-9, atol=1e-9
+    )
     assert "reference" not in rung["sample_stats"].attrs
     assert "reference_mean" not in rung["sample_stats"]
     assert ladder["sample_stats"].attrs["reference"] == "normal"
 
 
 def test_what_needs_the_prior_at_zero_refuses(ladder):
-    with pytest.raises(mp.InputError, match="expected rungs of a ladder from the prior, got one from a fitted ref"):
+    with pytest.raises(
+        mp.InputError, match="expected rungs of a ladder from the prior, got one from a fitted ref"
+    ):
         mp.ladder_from_traces(ladder, model, (Y,))
-    with pytest.raises(mp.InputError, match=r"`reference` to be a trace of the posterior, got a ladder"):
+    with pytest.raises(
+        mp.InputError, match=r"`reference` to be a trace of the posterior, got a ladder"
+    ):
         mp.sample_power_posteriors(model, (Y,), reference=ladder, key=jax.random.key(0))
 
 
 def test_rungs_are_placed_by_the_barrier_whatever_the_start(key):
-    """From N(0, s²) to N(0, 1), λ(t) is that of a scaled chi-square and the middle rung shares the barrier."""
+    """From N(0, s²) to N(0, 1), λ(t) is that of a scaled chi-square and the middle rung shares the
+    barrier."""
     target = reference_target(
         TemperedTarget(lambda x: -0.5 * (x**2).sum(), lambda x: 0.0 * x.sum(), None, ("x",)),
         Normal(np.zeros(1), np.full((1, 1), 3.0)),
     )
     draws = np.random.default_rng(0).normal(size=(1000, 1))
     found = place_rungs("here", target, Normal(np.zeros(1), np.full((1, 1), 3.0)), draws, key, 3)
-    # ℓ = −(4/9)x² and Var x = 1/(1/9 + 8t/9): λ ∝ Var x, so Λ(t) ∝ log(1 + 8t) and the middle is (√9 − 1)/8.
+    # ℓ = −(4/9)x² and Var x = 1/(1/9 + 8t/9): λ ∝ Var x, so Λ(t) ∝ log(1 + 8t) and the middle is
+    # (√9 − 1)/8.
     np.testing.assert_allclose(found, [0.0, 0.25, 1.0], atol=0.03)
 
 
@@ -174,8 +187,12 @@ def test_functions_need_no_prior_sampler_and_rungs_are_added():
         temperatures=[0.0, 1.0],
     )
     assert read_ladder(made).names == ("x",)
-    more = mp.add_rungs(made, [0.4], **functions, key=jax.random.key(2), num_warmup=40, kernel=KERNEL)
+    more = mp.add_rungs(
+        made, [0.4], **functions, key=jax.random.key(2), num_warmup=40, kernel=KERNEL
+    )
     both = read_ladder(more)
-    np.testing.assert_allclose(both.score(1.0)[..., 0], 5.0 * (0.8 - both.draws[..., 0]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        both.score(1.0)[..., 0], 5.0 * (0.8 - both.draws[..., 0]), rtol=1e-9, atol=1e-9
+    )
     assert abs(mp.log_evidence(more, "zv2", degree=2).value - TRUTH) < 1e-8
     assert mp.barrier_ladder(more, 4).shape == mp.adaptive_ladder(more, 4).shape == (4,)

@@ -37,7 +37,8 @@ def test_the_expectations_are_the_truths(name):
 
 
 def test_the_variances_of_table_4_are_not_standard_deviations():
-    """Read as standard deviations, they would move the mean by far more than the paper's error of 0.0118."""
+    """Read as standard deviations, they would move the mean by far more than the paper's error of
+    0.0118."""
     x, weight = gauss_hermite(RULE, sd=np.concatenate([bh.SD[:1], bh.VARIANCE[1:]]))
     assert abs(weight @ np.asarray(bh.flow_high(x)) - TRUTHS["flow_high"]) > 1e-3
 
@@ -92,7 +93,9 @@ def test_the_file_keeps_the_contract(rng):
     assert FILE.arguments() == ((), {})
     assert list(FILE.start()) == list(bh.INPUTS)
     x = bh.sample(rng, 6).draws
-    values = evaluate_quantities(FILE, {name: x[:, j].reshape(2, 3) for j, name in enumerate(bh.INPUTS)})
+    values = evaluate_quantities(
+        FILE, {name: x[:, j].reshape(2, 3) for j, name in enumerate(bh.INPUTS)}
+    )
     assert list(values) == ["flow_high", "flow_low"]
     np.testing.assert_allclose(values["flow_high"].ravel(), bh.flow_high(x), rtol=1e-13)
     np.testing.assert_allclose(values["flow_low"].ravel(), bh.flow_low(x), rtol=1e-13)

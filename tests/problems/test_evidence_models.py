@@ -43,12 +43,17 @@ def scipy_log_likelihood(log_theta):
 @pytest.mark.parametrize("forward_mode", [False, True])
 def test_van_der_pol_agrees_with_scipy(forward_mode):
     log_theta = np.array([-0.6, -0.015, 0.3])
-    values = in_float64(evaluate_at)(target_of(VAN_DER_POL), log_theta[:, None], forward_mode=forward_mode)
-    np.testing.assert_allclose(values.log_likelihood, [scipy_log_likelihood(x) for x in log_theta], rtol=1e-5)
+    values = in_float64(evaluate_at)(
+        target_of(VAN_DER_POL), log_theta[:, None], forward_mode=forward_mode
+    )
+    np.testing.assert_allclose(
+        values.log_likelihood, [scipy_log_likelihood(x) for x in log_theta], rtol=1e-5
+    )
     h = 1e-3
     near = np.array([[scipy_log_likelihood(x + k * h) for k in (-2, -1, 1, 2)] for x in log_theta])
     slope = near @ np.array([1.0, -8.0, 8.0, -1.0]) / (12 * h)
-    np.testing.assert_allclose(values.gradient_log_likelihood[:, 0], slope, atol=5e-4)  # of a standard deviation of 90
+    # of a standard deviation of 90
+    np.testing.assert_allclose(values.gradient_log_likelihood[:, 0], slope, atol=5e-4)
     np.testing.assert_allclose(values.gradient_log_prior[:, 0], -log_theta / 0.0625, rtol=1e-12)
 
 
@@ -62,7 +67,9 @@ def test_van_der_pol_log_evidence():
 
 @pytest.mark.slow
 def test_a_failed_solve_has_likelihood_zero_and_no_gradient():
-    values = in_float64(evaluate_at)(target_of(VAN_DER_POL, max_steps=100), np.array([[-1.5], [1.0]]))
+    values = in_float64(evaluate_at)(
+        target_of(VAN_DER_POL, max_steps=100), np.array([[-1.5], [1.0]])
+    )
     assert np.isfinite(values.gradient_log_likelihood[0]).all()
     assert values.log_likelihood[1] == -np.inf
     assert np.isnan(values.gradient_log_likelihood[1]).all()
@@ -72,7 +79,8 @@ def test_a_failed_solve_has_likelihood_zero_and_no_gradient():
 
 @pytest.mark.parametrize(("predictor", "log_z"), [("x", -309.924327665), ("z", -301.435101851)])
 def test_radiata_pine_log_evidence(predictor, log_z):
-    """Given σ² the marginal of y is normal: the density of the file over that normal's leaves one integral."""
+    """Given σ² the marginal of y is normal: the density of the file over that normal's leaves one
+    integral."""
     data = PINE.arguments({"predictor": predictor})[1]
     design = np.stack([np.ones(42), data["predictor"] - data["predictor"].mean()], axis=1)
     prior_mean, prior_cov = np.array([3000.0, 185.0]), np.diag([1e6, 1e4])
@@ -87,7 +95,9 @@ def test_radiata_pine_log_evidence(predictor, log_z):
         variance = np.exp(log_variance)
         return np.exp(given(variance) + prior.logpdf(variance) + log_variance - log_z)
 
-    assert np.log(quad(integrand, 8.0, 16.0, epsabs=1e-12, limit=200)[0]) == pytest.approx(0.0, abs=1e-6)
+    assert np.log(quad(integrand, 8.0, 16.0, epsabs=1e-12, limit=200)[0]) == pytest.approx(
+        0.0, abs=1e-6
+    )
     target = target_of(PINE, {"predictor": predictor})
     alpha, beta, variance = 2990.0, 180.0, 9e4
     draw = np.array([alpha, beta, np.log(variance)])
@@ -96,7 +106,9 @@ def test_radiata_pine_log_evidence(predictor, log_z):
     assert values.log_likelihood[0] == pytest.approx(
         multivariate_normal.logpdf(data["strength"], mean, variance * np.eye(42))
     )
-    log_prior = multivariate_normal.logpdf([alpha, beta], prior_mean, prior_cov) + prior.logpdf(variance)
+    log_prior = multivariate_normal.logpdf([alpha, beta], prior_mean, prior_cov) + prior.logpdf(
+        variance
+    )
     assert values.log_prior[0] == pytest.approx(log_prior + np.log(variance))
 
 
@@ -112,9 +124,14 @@ def test_self_limitation_vanishes_with_kappa(priors):
     free, probed = tempered_target("test", LOTKA_VOLTERRA.model, args, kwargs)
     limited = target_of(LOTKA_VOLTERRA, {"priors": priors, "limited": True})
     assert limited.names == (*free.names, "log_kappa")
-    start = {k: np.asarray(v)[None, None] for k, v in LOTKA_VOLTERRA.start({"priors": priors}).items()}
+    start = {
+        k: np.asarray(v)[None, None] for k, v in LOTKA_VOLTERRA.start({"priors": priors}).items()
+    }
     draw = probed.unconstrain(start)[0][0, 0]
     without = in_float64(jax.jit(free.log_likelihood))(draw)
-    tiny, real = (in_float64(jax.jit(limited.log_likelihood))(jnp.append(draw, kappa)) for kappa in (-40.0, -5.0))
+    tiny, real = (
+        in_float64(jax.jit(limited.log_likelihood))(jnp.append(draw, kappa))
+        for kappa in (-40.0, -5.0)
+    )
     assert tiny == pytest.approx(float(without), abs=1e-4)
     assert abs(real - without) > 0.1

@@ -32,14 +32,19 @@ REFERENCE = {
 
 @functools.cache
 def unconstrained_mode(priors):
-    free = jax.jit(lambda values: unconstrain_fn(lv.model, (), lv.data(priors), values))(lv.init(priors))
+    free = jax.jit(lambda values: unconstrain_fn(lv.model, (), lv.data(priors), values))(
+        lv.init(priors)
+    )
     return {name: np.asarray(value) for name, value in free.items()}
 
 
 def near_mode(priors, rng, size=None, spread=0.03):
     """Return unconstrained values about the mode, with a leading axis if `size` is given."""
     lead = () if size is None else (size,)
-    return {k: v + spread * rng.normal(size=lead + v.shape) for k, v in unconstrained_mode(priors).items()}
+    return {
+        k: v + spread * rng.normal(size=lead + v.shape)
+        for k, v in unconstrained_mode(priors).items()
+    }
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -51,12 +56,15 @@ def energy(priors, **settings):
     return lambda z: potential_energy(lv.model, (), lv.data(priors) | settings, z)
 
 
-SCORES = jax.jit(jax.vmap(jax.value_and_grad(energy("paper"))))  # compiled once: every caller brings BATCH states
+# compiled once: every caller brings BATCH states
+SCORES = jax.jit(jax.vmap(jax.value_and_grad(energy("paper"))))
 BATCH = 32
 
 
 def flat(gradient):
-    return np.concatenate([np.asarray(v).reshape(v.shape[0], -1) for v in gradient.values()], axis=1)
+    return np.concatenate(
+        [np.asarray(v).reshape(v.shape[0], -1) for v in gradient.values()], axis=1
+    )
 
 
 @pytest.mark.slow
@@ -81,7 +89,11 @@ def test_the_solve_agrees_with_scipy():
 @pytest.mark.slow
 def test_both_prior_sets_give_the_same_likelihood():
     natural = jax.tree.leaves(lv._parameters(lv.init("stan")))
-    paper = dict(zip(lv.init("paper"), jnp.log(jnp.concatenate([jnp.ravel(x) for x in natural])), strict=True))
+    paper = dict(
+        zip(
+            lv.init("paper"), jnp.log(jnp.concatenate([jnp.ravel(x) for x in natural])), strict=True
+        )
+    )
     ours, theirs = log_probs("paper", paper), log_probs("stan", lv.init("stan"))
     for name in ("hare", "lynx"):
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9)
@@ -98,7 +110,8 @@ def test_the_paper_priors_are_the_papers():
 
 @pytest.mark.slow
 def test_a_failed_solve_has_no_density_and_no_score(rng):
-    """Thirty steps end after several years are saved near the mode, and before the first at a wild state."""
+    """Thirty steps end after several years are saved near the mode, and before the first at a wild
+    state."""
     z = near_mode("stan", rng, size=2)
     z["theta"][1, [0, 2]] = 5.0
     density, gradient = jax.jit(jax.vmap(jax.value_and_grad(energy("stan", max_steps=30))))(z)
@@ -142,7 +155,8 @@ def test_single_precision_works(rng):
 
 @pytest.mark.slow
 def test_the_sampler_survives_failures_and_a_wild_start_and_keeps_no_wrong_score(key):
-    """At this cap many proposals fail: what the sampler keeps has the score of the solve without a cap."""
+    """At this cap many proposals fail: what the sampler keeps has the score of the solve without a
+    cap."""
     starts = {name: jnp.array([value, value - 2.0]) for name, value in lv.init().items()}
     mcmc = MCMC(
         NUTS(lv.model, dense_mass=True, max_tree_depth=3),
@@ -158,7 +172,9 @@ def test_the_sampler_survives_failures_and_a_wild_start_and_keeps_no_wrong_score
     assert extra["diverging"].any()
     assert np.isfinite(extra["potential_energy"]).all()
     _, uncapped = SCORES(draws)
-    np.testing.assert_allclose(flat(extra["z_grad"]), flat({k: uncapped[k] for k in extra["z_grad"]}), rtol=1e-8)
+    np.testing.assert_allclose(
+        flat(extra["z_grad"]), flat({k: uncapped[k] for k in extra["z_grad"]}), rtol=1e-8
+    )
 
 
 @jax.jit
@@ -170,12 +186,15 @@ def stan_log_density(draw):
 
 @pytest.mark.slow
 def test_stan_priors_reproduce_the_reference_means(rng):
-    """By importance sampling on the log scale: a proposal that learns from three others is near the posterior."""
+    """By importance sampling on the log scale: a proposal that learns from three others is near the
+    posterior."""
     mean, sd = (np.concatenate([moments[i] for moments in REFERENCE.values()]) for i in range(2))
     proposal = multivariate_t(np.log(mean), np.diag((sd / mean) ** 2), df=7)
     for sharpness in (0.3, 0.6, 1.0, 1.0):
         log = proposal.rvs(2000, random_state=rng)
-        log_weights = np.asarray(stan_log_density(np.exp(log))) + log.sum(axis=1) - proposal.logpdf(log)
+        log_weights = (
+            np.asarray(stan_log_density(np.exp(log))) + log.sum(axis=1) - proposal.logpdf(log)
+        )
         weights, tempered = softmax(log_weights), softmax(sharpness * log_weights)
         proposal = multivariate_t(tempered @ log, 1.2 * np.cov(log.T, aweights=tempered), df=7)
     found = weights @ np.exp(log)
@@ -200,7 +219,9 @@ def test_quantities_are_the_prey_at_the_papers_times(rng):
 
 def test_quantities_of_a_failed_solve_are_nan():
     wild = lv.init() | {"log_alpha": np.float64(5.0), "log_gamma": np.float64(5.0)}
-    assert all(np.isnan(value) for name, value in lv.quantities(wild).items() if name.startswith("prey["))
+    assert all(
+        np.isnan(value) for name, value in lv.quantities(wild).items() if name.startswith("prey[")
+    )
 
 
 def test_an_unknown_prior_set_is_refused():

@@ -1,4 +1,5 @@
-"""The cache of the hare–lynx pool: blocks are made once, kept whole, and the same however many are asked for."""
+"""The cache of the hare–lynx pool: blocks are made once, kept whole, and the same however many are
+asked for."""
 
 import numpy as np
 import pytest
@@ -8,7 +9,8 @@ from benchmarks.control import _lotka_volterra_pool as pool
 
 @pytest.fixture
 def sampler(monkeypatch, tmp_path):
-    """Replace NUTS and the ODE by noise that depends on the key alone; return the sizes of the calls."""
+    """Replace NUTS and the ODE by noise that depends on the key alone; return the sizes of the
+    calls."""
     calls = []
 
     def sample(key, num_chains, num_warmup, num_draws):

@@ -1,4 +1,5 @@
-"""What surrogate HMC is compared with: the ODE posterior of the epidemics, and adjusted MCLMC with its gradients."""
+"""What surrogate HMC is compared with: the ODE posterior of the epidemics, and adjusted MCLMC with
+its gradients."""
 
 import diffrax
 import jax
@@ -16,7 +17,9 @@ pytestmark = pytest.mark.usefixtures("rank_promotion")
 def fine_cases(values):
     """Return the expected reported cases by another solver at a tight tolerance."""
     start = np.exp(values["log_starts"])
-    rates = _epidemics.Rates(*(np.exp(values[name]) for name in ("log_betas", "log_sigma", "log_gamma")))
+    rates = _epidemics.Rates(
+        *(np.exp(values[name]) for name in ("log_betas", "log_sigma", "log_gamma"))
+    )
     solution = diffrax.diffeqsolve(
         diffrax.ODETerm(_epidemics._flow),
         diffrax.Dopri8(),
@@ -29,7 +32,11 @@ def fine_cases(values):
         stepsize_controller=diffrax.PIDController(rtol=1e-11, atol=1e-13),
     )
     not_yet_ill = np.asarray(solution.ys[:, 0] + solution.ys[:, 1])
-    return _epidemics.POPULATION / (1 + np.exp(-values["logit_reported"])) * -np.diff(not_yet_ill, axis=0)
+    return (
+        _epidemics.POPULATION
+        / (1 + np.exp(-values["logit_reported"]))
+        * -np.diff(not_yet_ill, axis=0)
+    )
 
 
 @pytest.mark.slow
@@ -39,11 +46,15 @@ def test_fixed_steps_are_short_enough_for_the_epidemics():
     assert counts.shape == (_epidemics.WEEKS, _epidemics.TOWNS)
     concentration = np.exp(_epidemics.TRUTH["log_concentration"])
     for spread in (0.0, 0.2, 0.2):
-        values = {name: value + spread * rng.standard_normal(value.shape) for name, value in _epidemics.init().items()}
+        values = {
+            name: value + spread * rng.standard_normal(value.shape)
+            for name, value in _epidemics.init().items()
+        }
         coarse, fine = np.asarray(_epidemics.cases(values)), fine_cases(values)
         np.testing.assert_allclose(coarse, fine, rtol=1e-3)
         log = [
-            np.sum(counts * np.log(m) - (counts + concentration) * np.log(m + concentration)) for m in (coarse, fine)
+            np.sum(counts * np.log(m) - (counts + concentration) * np.log(m + concentration))
+            for m in (coarse, fine)
         ]
         assert abs(log[0] - log[1]) < 1e-2
 

@@ -1,4 +1,5 @@
-"""The benchmark problems for vector-valued control variates: shapes, scores, independence and truths."""
+"""The benchmark problems for vector-valued control variates: shapes, scores, independence and
+truths."""
 
 import numpy as np
 import pytest
@@ -44,7 +45,10 @@ def test_truths_of_one_dimension_are_those_of_quadrature(sigma2, rng):
         (south["second"], problems.south_second, sigma2),
     ):
         density = norm(scale=np.sqrt(variance)).pdf
-        halves = [quad(lambda x, f=integrand, p=density: f(x) * p(x), *ends)[0] for ends in ((-12, 0), (0, 12))]
+        halves = [
+            quad(lambda x, f=integrand, p=density: f(x) * p(x), *ends)[0]
+            for ends in ((-12, 0), (0, 12))
+        ]
         np.testing.assert_allclose(sum(halves), task.truth, rtol=1e-8)
         np.testing.assert_array_equal(task.values[0], integrand(task.draws[0, :, 0]))
         np.testing.assert_allclose(task.scores, -task.draws / variance)

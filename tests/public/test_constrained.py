@@ -1,4 +1,5 @@
-"""Constrained variables of a NumPyro model: simplices, correlation matrices, Cholesky factors, ordered vectors."""
+"""Constrained variables of a NumPyro model: simplices, correlation matrices, Cholesky factors,
+ordered vectors."""
 
 import arviz as az
 import jax
@@ -34,7 +35,10 @@ def tree():
     """Independent draws of the prior, of which every expectation is known."""
     with jax.numpy_rank_promotion("allow"):  # NumPyro's stick-breaking needs it
         sites = numpyro.infer.Predictive(model, num_samples=1600)(jax.random.key(5))
-        posterior = {name: np.asarray(values).reshape(4, 400, *values.shape[1:]) for name, values in sites.items()}
+        posterior = {
+            name: np.asarray(values).reshape(4, 400, *values.shape[1:])
+            for name, values in sites.items()
+        }
         dataset = convert_to_dataset(posterior)
         return mp.attach_scores(xarray.DataTree.from_dict({"posterior": dataset}), model)
 
@@ -59,8 +63,13 @@ def test_means_of_constrained_variables_are_right(estimate):
 
 
 def test_the_variance_of_a_correlation_is_that_of_the_lkj_prior(tree):
-    """An entry of LKJ(2) of three is 2 Beta(a, a) − 1 with a = 5/2, whose variance is 1/(2a + 1)."""
-    squares = {f"{i}, {j}": lambda draw, i=i, j=j: draw["corr"][i, j] ** 2 for i in range(3) for j in range(i)}
+    """An entry of LKJ(2) of three is 2 Beta(a, a) − 1 with a = 5/2, whose variance is 1/(2a +
+    1)."""
+    squares = {
+        f"{i}, {j}": lambda draw, i=i, j=j: draw["corr"][i, j] ** 2
+        for i in range(3)
+        for j in range(i)
+    }
     found = mp.expectation(tree, squares, method="zv2")
     assert (np.abs(found.mean - 1 / 6) < 4.5 * found.mcse).all()
     assert (found.gain[:2] > 2).all()
@@ -74,10 +83,20 @@ def test_what_is_constant_up_to_rounding_has_a_value_and_no_error(tree, estimate
     rows = {row["name"]: row for row in estimate.to_json_dict()["quantities"]}
     for name, value in estimate.constants.items():
         row = rows[name]
-        assert (row["mean"], row["mean_cv"], row["sd"], row["mcse"], row["mcse_cv"]) == (value, value, 0.0, 0.0, 0.0)
+        assert (row["mean"], row["mean_cv"], row["sd"], row["mcse"], row["mcse_cv"]) == (
+            value,
+            value,
+            0.0,
+            0.0,
+            0.0,
+        )
         assert row["status"] == mp.Status.CONSTANT
     spread = mp.standard_deviation(tree, ["corr", "fixed"], method="plain")
-    assert spread.mean[[0, 4, 8, 9, 10]].tolist() == spread.mcse[[0, 4, 8, 9, 10]].tolist() == [0.0] * 5
+    assert (
+        spread.mean[[0, 4, 8, 9, 10]].tolist()
+        == spread.mcse[[0, 4, 8, 9, 10]].tolist()
+        == [0.0] * 5
+    )
     median = mp.quantile(tree, 0.5, ["corr"], method="plain")
     assert median.constants == {f"corr[{i}, {i}] [0.5]": 1.0 for i in range(3)}
     assert median.duplicates["corr[1, 0] [0.5]"] == "corr[0, 1] [0.5]"
@@ -85,7 +104,9 @@ def test_what_is_constant_up_to_rounding_has_a_value_and_no_error(tree, estimate
 
 def test_a_small_spread_beyond_rounding_is_estimated(tree):
     noise = np.random.default_rng(0).standard_normal((4, 400))
-    small = mp.expectation(tree, {"x": 1e6 + 1e-6 * noise, "y": 1.0 + 1e-16 * noise}, method="plain")
+    small = mp.expectation(
+        tree, {"x": 1e6 + 1e-6 * noise, "y": 1.0 + 1e-16 * noise}, method="plain"
+    )
     assert [str(status) for status in small.status] == ["plain", "constant"]
     single = np.float32(1.0) + np.float32(1e-7) * noise.astype(np.float32)
     wide = 1.0 + 1e-7 * noise
@@ -94,7 +115,12 @@ def test_a_small_spread_beyond_rounding_is_estimated(tree):
 
 
 def test_the_two_halves_of_a_symmetric_matrix_are_one_estimate(tree, estimate):
-    doubles = {f"{name}[{j}, {i}]": f"{name}[{i}, {j}]" for name in ("corr", "cov") for i in range(3) for j in range(3)}
+    doubles = {
+        f"{name}[{j}, {i}]": f"{name}[{i}, {j}]"
+        for name in ("corr", "cov")
+        for i in range(3)
+        for j in range(3)
+    }
     lower = {double: first for double, first in doubles.items() if double > first}
     assert estimate.duplicates == lower
     for double, first in lower.items():
@@ -111,7 +137,9 @@ def test_the_first_of_the_same_is_found_whatever_lies_between(rng):
     one, two = rng.standard_normal((2, 4, 50))
     events = (rng.random((4, 50, 2)) < 0.5).astype(float)
     events[..., 1] = np.roll(events[..., 0], 1, axis=1)  # the same mean, and other draws
-    values = np.stack([one, two, one * (1 + 2**-52), -one, np.ones_like(one), np.ones_like(one), two], axis=-1)
+    values = np.stack(
+        [one, two, one * (1 + 2**-52), -one, np.ones_like(one), np.ones_like(one), two], axis=-1
+    )
     assert first_of_same(values).tolist() == [0, 1, 0, 3, 4, 5, 1]
     assert first_of_same(events).tolist() == [0, 1]
     values[0, 0, 2] = np.nan
@@ -121,8 +149,13 @@ def test_the_first_of_the_same_is_found_whatever_lies_between(rng):
 def test_tables_for_readers_name_constants_and_doubles_once(estimate):
     text = estimates_text([estimate])
     listed = [line.split("  ")[0] for line in text.splitlines() if "[" in line and ":" not in line]
-    assert set(listed) == set(estimate.names) - estimate.constants.keys() - estimate.duplicates.keys()
-    assert "constant: factor[0, 0], corr[0, 0], corr[1, 1], corr[2, 2] = 1" in text or "constant: corr[0, 0]" in text
+    assert (
+        set(listed) == set(estimate.names) - estimate.constants.keys() - estimate.duplicates.keys()
+    )
+    assert (
+        "constant: factor[0, 0], corr[0, 0], corr[1, 1], corr[2, 2] = 1" in text
+        or "constant: corr[0, 0]" in text
+    )
     assert "constant: fixed[1] = 2.5" in text
     assert "the same: corr[1, 0] = corr[0, 1], " in text
 
@@ -130,10 +163,16 @@ def test_tables_for_readers_name_constants_and_doubles_once(estimate):
 def test_a_summary_joins_that_of_arviz_without_holes(tree):
     with np.errstate(all="ignore"):
         table = az.summary(tree, var_names=["corr", "weights"], round_to="none")
-    joined = table.join(mp.summary(tree, ["corr", "weights"], method="zv1", sd=True, quantiles=(0.5,)))
-    own = joined[["mean_cv", "mcse_cv", "gain", "digits", "sd_cv", "mcse_sd_cv", "q0.5_cv", "mcse_q0.5_cv"]]
+    joined = table.join(
+        mp.summary(tree, ["corr", "weights"], method="zv1", sd=True, quantiles=(0.5,))
+    )
+    own = joined[
+        ["mean_cv", "mcse_cv", "gain", "digits", "sd_cv", "mcse_sd_cv", "q0.5_cv", "mcse_q0.5_cv"]
+    ]
     assert np.isfinite(own.to_numpy()).all()
-    assert (joined.loc["corr[1, 1]", ["mean_cv", "mcse_cv", "sd_cv"]].to_numpy() == [1.0, 0.0, 0.0]).all()
+    assert (
+        joined.loc["corr[1, 1]", ["mean_cv", "mcse_cv", "sd_cv"]].to_numpy() == [1.0, 0.0, 0.0]
+    ).all()
 
 
 def test_a_report_lists_constants_in_a_line(tree):

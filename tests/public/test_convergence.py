@@ -1,4 +1,5 @@
-"""Chains that disagree and divergent transitions are told in one warning, with the cure, by every function."""
+"""Chains that disagree and divergent transitions are told in one warning, with the cure, by every
+function."""
 
 import warnings
 
@@ -22,7 +23,9 @@ def tree(rng):
 def diverging(tree):
     flags = np.zeros((4, 200), bool)
     flags[2, 5:8] = True
-    tree["sample_stats"] = tree["sample_stats"].to_dataset().assign(diverging=(("chain", "draw"), flags))
+    tree["sample_stats"] = (
+        tree["sample_stats"].to_dataset().assign(diverging=(("chain", "draw"), flags))
+    )
     return tree
 
 
@@ -30,7 +33,9 @@ ASKED = {
     "expectation": lambda tree: mp.expectation(tree, method="zv1"),
     "summary": lambda tree: mp.summary(tree, method="zv1"),
     "quantile": lambda tree: mp.quantile(tree, 0.5, method="plain"),
-    "joint_expectation": lambda tree: mp.joint_expectation({"one": (tree, ["a"]), "two": (tree, ["b"])}),
+    "joint_expectation": lambda tree: mp.joint_expectation(
+        {"one": (tree, ["a"]), "two": (tree, ["b"])}
+    ),
     "html_report": lambda tree: mp.html_report(tree, method="zv1"),
     "bridge_evidence": lambda tree: mp.bridge_evidence(
         tree, logdensity_fn=lambda x: -0.5 * x @ x, key=jax.random.key(0), method="plain"
@@ -54,7 +59,9 @@ def test_divergences_that_some_chains_do_not_record_are_none(diverging, missing)
     stats = diverging["sample_stats"].to_dataset()
     stats["diverging"] = stats["diverging"].astype(float if missing is np.nan else object)
     stats["diverging"][:2] = missing
-    assert check_convergence(xarray.DataTree.from_dict({"sample_stats": stats}), []).divergences == 3
+    assert (
+        check_convergence(xarray.DataTree.from_dict({"sample_stats": stats}), []).divergences == 3
+    )
 
 
 @pytest.mark.slow
@@ -70,11 +77,15 @@ def test_divergences_of_a_ladder_are_told(rng):
 
 @pytest.mark.parametrize("kept", [["posterior", "sample_stats"], ["posterior"]])
 def test_a_chain_that_is_there_twice_is_told(tree, kept):
-    twice = xarray.DataTree.from_dict({name: tree[name].to_dataset().isel(chain=[0, 1, 2, 1]) for name in kept})
+    twice = xarray.DataTree.from_dict(
+        {name: tree[name].to_dataset().isel(chain=[0, 1, 2, 1]) for name in kept}
+    )
     assert check_convergence(twice, []).repeated == (1, 3)
     assert check_convergence(tree, []).repeated is None
     if "sample_stats" in kept:
-        with pytest.warns(mp.ConvergenceWarning, match="Chains 1 and 3 have the same draws: errors are too small"):
+        with pytest.warns(
+            mp.ConvergenceWarning, match="Chains 1 and 3 have the same draws: errors are too small"
+        ):
             mp.expectation(twice, method="zv1")
 
 
@@ -85,7 +96,10 @@ def test_chains_that_do_not_move_are_not_one_chain(tree):
 
 
 def test_disagreement_and_divergences_are_one_warning(diverging):
-    apart = {"apart": diverging["posterior"]["a"].values + 9.0 * np.arange(4)[:, None], "not": lambda draw: draw["b"]}
+    apart = {
+        "apart": diverging["posterior"]["a"].values + 9.0 * np.arange(4)[:, None],
+        "not": lambda draw: draw["b"],
+    }
     with pytest.warns(mp.ConvergenceWarning) as told:
         mp.expectation(diverging, apart, method="plain")
     (warning,) = told
@@ -115,9 +129,12 @@ def test_the_command_line_uses_the_same_words(run, diverging, tmp_path):
 
 
 def test_steins_identity_is_a_diagnostic_of_each_parameter(rng):
-    """Right draws are within chance; those with too large a spread, or without a tail, are not, though R-hat is one."""
+    """Right draws are within chance; those with too large a spread, or without a tail, are not,
+    though R-hat is one."""
     x = rng.normal(size=(4, 1_000, 4))
-    draws = np.stack([x[..., 0], 1.1 * x[..., 1], np.minimum(x[..., 2], 1.5), np.zeros_like(x[..., 0])], axis=-1)
+    draws = np.stack(
+        [x[..., 0], 1.1 * x[..., 1], np.minimum(x[..., 2], 1.5), np.zeros_like(x[..., 0])], axis=-1
+    )
     with pytest.warns(mp.scores.ScoreWarning, match="wide, cut"):
         tree = mp.from_arrays(draws, -draws, names=["right", "wide", "cut", "fixed"])
     table = mp.score_diagnostics(tree)

@@ -1,4 +1,5 @@
-"""Spreads, correlations and functions of expectations: exact values, calibration, and what they do at the edges."""
+"""Spreads, correlations and functions of expectations: exact values, calibration, and what they do
+at the edges."""
 
 import gc
 
@@ -21,7 +22,9 @@ NAMES = ("a", "b", "c")
 def normal_tree(rng, chains=4, draws=250, values=None):
     x = MEAN + rng.normal(size=(chains, draws, 3)) @ np.linalg.cholesky(COVARIANCE).T
     scores = -(x - MEAN) @ np.linalg.inv(COVARIANCE)
-    return mp.from_arrays(x, scores, x if values is None else values(x), names=NAMES, value_names=NAMES)
+    return mp.from_arrays(
+        x, scores, x if values is None else values(x), names=NAMES, value_names=NAMES
+    )
 
 
 @pytest.fixture
@@ -37,7 +40,9 @@ def tree(rng):
         (mp.covariance, COVARIANCE[np.triu_indices(3)], "cov(a, a)"),
         (
             mp.correlation,
-            (COVARIANCE / np.sqrt(np.outer(np.diagonal(COVARIANCE), np.diagonal(COVARIANCE))))[np.triu_indices(3, 1)],
+            (COVARIANCE / np.sqrt(np.outer(np.diagonal(COVARIANCE), np.diagonal(COVARIANCE))))[
+                np.triu_indices(3, 1)
+            ],
             "corr(a, b)",
         ),
     ],
@@ -65,9 +70,13 @@ def test_the_plain_standard_deviation_and_its_error_are_arviz_s(tree):
 def test_a_linear_function_is_the_expectation_of_the_combination(tree):
     for method in ("zv1", "plain"):
         asked = {"f": lambda draw: jnp.exp(0.3 * draw["a"]), "g": lambda draw: draw["c"] ** 2}
-        found = mp.delta_method(tree, {"sum": lambda mean: mean["f"] - 0.1 * mean["g"] + 3.0}, asked, method)
+        found = mp.delta_method(
+            tree, {"sum": lambda mean: mean["f"] - 0.1 * mean["g"] + 3.0}, asked, method
+        )
         whole = mp.expectation(
-            tree, {"sum": lambda draw: jnp.exp(0.3 * draw["a"]) - 0.1 * draw["c"] ** 2 + 3.0}, method
+            tree,
+            {"sum": lambda draw: jnp.exp(0.3 * draw["a"]) - 0.1 * draw["c"] ** 2 + 3.0},
+            method,
         )
         np.testing.assert_allclose(found.mean, whole.mean, rtol=1e-12)
         np.testing.assert_allclose(found.mcse, whole.mcse, rtol=1e-6)
@@ -79,7 +88,10 @@ def test_a_linear_function_is_the_expectation_of_the_combination(tree):
 def test_functions_take_arrays_of_the_shape_of_a_draw(tree):
     stacked = {"x": lambda draw: jnp.stack([draw["a"], draw["b"]]), "c": lambda draw: draw["c"]}
     found = mp.delta_method(
-        tree, {"ratio": lambda mean: mean["x"][0] / mean["x"][1], "c": lambda mean: mean["c"]}, stacked, "zv1"
+        tree,
+        {"ratio": lambda mean: mean["x"][0] / mean["x"][1], "c": lambda mean: mean["c"]},
+        stacked,
+        "zv1",
     )
     assert found.names == ("ratio", "c")
     np.testing.assert_allclose(found.mean, [0.5, 3.0], rtol=1e-12)
@@ -89,11 +101,16 @@ def test_functions_take_arrays_of_the_shape_of_a_draw(tree):
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("method", ["plain", "zv3"])
 def test_errors_are_honest_over_replications(rng, method):
-    """The coefficient of variation of a lognormal and its correlation with another variable, 100 draws a chain."""
+    """The coefficient of variation of a lognormal and its correlation with another variable, 100
+    draws a chain."""
     truth = np.array([np.sqrt(np.expm1(1 / 16)), 0.25 * 0.5 / np.sqrt(np.expm1(1 / 16) * 1.25)])
     z, gain = [], []
     for _ in range(25):
-        tree = normal_tree(rng, draws=100, values=lambda x: np.concatenate([np.exp(x[..., :1] / 4), x[..., 1:]], -1))
+        tree = normal_tree(
+            rng,
+            draws=100,
+            values=lambda x: np.concatenate([np.exp(x[..., :1] / 4), x[..., 1:]], -1),
+        )
         spread = mp.delta_method(
             tree,
             {"cv": lambda mean: jnp.sqrt(mean["aa"] - mean["a"] ** 2) / mean["a"]},
@@ -101,7 +118,9 @@ def test_errors_are_honest_over_replications(rng, method):
             method,
         )
         found = mp.correlation(tree, ["a", "b"], method)
-        z.append((np.array([spread.mean[0], found.mean[0]]) - truth) / [spread.mcse[0], found.mcse[0]])
+        z.append(
+            (np.array([spread.mean[0], found.mean[0]]) - truth) / [spread.mcse[0], found.mcse[0]]
+        )
         gain.append([spread.gain[0], found.gain[0]])
     squares = np.mean(np.square(z), axis=0)
     assert (squares < 1.8).all()
@@ -112,7 +131,8 @@ def test_errors_are_honest_over_replications(rng, method):
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["plain", "zv1"])
 def test_where_the_slope_vanishes_the_second_order_is_the_error(rng, method):
-    """The square of a mean of zero: the estimate is the square of a normal error, and its own error as large."""
+    """The square of a mean of zero: the estimate is the square of a normal error, and its own error
+    as large."""
     errors, reported = [], []
     for _ in range(20):
         x = rng.normal(size=(4, 50, 1))
@@ -135,13 +155,17 @@ def test_a_mean_that_is_exact_has_an_exact_square(tree):
 def test_a_slope_of_zero_hides_no_doubt(rng):
     x = rng.normal(size=(1, 3, 1))
     few = mp.from_arrays(x, -x, names=("a",), allow_bad_scores=True)
-    found = mp.delta_method(few, {"none": lambda mean: 0.0 * mean["a"]}, method="plain", allow_bad_scores=True)
+    found = mp.delta_method(
+        few, {"none": lambda mean: 0.0 * mean["a"]}, method="plain", allow_bad_scores=True
+    )
     assert found.status == ("too_few_draws",)
     x = rng.normal(size=(4, 250, 1))
     wrong = mp.from_arrays(x, x, names=("a",), allow_bad_scores=True)
     centre = float(x.mean())
     square = {"square": lambda mean: (mean["a"] - centre) ** 2}
-    assert mp.delta_method(wrong, square, method="plain", allow_bad_scores=True).status == ("bad_scores",)
+    assert mp.delta_method(wrong, square, method="plain", allow_bad_scores=True).status == (
+        "bad_scores",
+    )
 
 
 def test_what_is_not_finite_matters_only_where_it_is_used(tree):
@@ -155,14 +179,17 @@ def test_what_is_not_finite_matters_only_where_it_is_used(tree):
     )
     assert [str(status) for status in found.status] == ["on_trust", "undefined"]
     assert np.isfinite(found.mean).tolist() == [True, False]
-    assert [str(status) for status in mp.standard_deviation(tree, {"nan": values}, "zv1").status] == ["undefined"]
+    assert [
+        str(status) for status in mp.standard_deviation(tree, {"nan": values}, "zv1").status
+    ] == ["undefined"]
     root = mp.delta_method(tree, {"root": lambda mean: jnp.sqrt(-mean["b"])}, method="zv1")
     assert [str(status) for status in root.status] == ["undefined"]
 
 
 @pytest.mark.slow
 def test_the_mean_where_a_quantity_is_finite_is_a_ratio(rng, recwarn):
-    """Without the draws where it is not, controls would shift the mean: z² was 8.3, of the ratio 0.5."""
+    """Without the draws where it is not, controls would shift the mean: z² was 8.3, of the ratio
+    0.5."""
     bound = -2.5
     truth = scipy.stats.norm.expect(lambda x: np.log(x - bound), lb=bound, conditional=True)
     z = []
@@ -178,7 +205,9 @@ def test_the_mean_where_a_quantity_is_finite_is_a_ratio(rng, recwarn):
     assert np.mean(np.square(z)) < 2.4  # χ² of 30 at 1e-5, over 30
     assert found.gain[0] > 1.5
     assert not recwarn.list
-    with pytest.warns(UserWarning, match=r"f at \d+ of 2000 draws.*Do not leave these draws out.*delta_method"):
+    with pytest.warns(
+        UserWarning, match=r"f at \d+ of 2000 draws.*Do not leave these draws out.*delta_method"
+    ):
         mp.expectation(mp.from_arrays(x, -x), {"f": f}, "zv2")
 
 
@@ -208,11 +237,17 @@ def test_a_constant_has_no_spread_and_no_correlation(tree):
 
 
 def test_what_has_one_value_has_no_part_in_spreads(tree):
-    """A constant, or a zero that is a parameter, as in a Cholesky factor: no event that was not seen."""
+    """A constant, or a zero that is a parameter, as in a Cholesky factor: no event that was not
+    seen."""
     new = tree.copy()
-    new["posterior"] = tree["posterior"].to_dataset().assign(zero=(("chain", "draw"), np.zeros((4, 250))))
+    new["posterior"] = (
+        tree["posterior"].to_dataset().assign(zero=(("chain", "draw"), np.zeros((4, 250))))
+    )
     asked = {"more": np.full((4, 250), 1.7)}
-    both = mp.covariance(new, ["a", "zero"], "zv1"), mp.covariance(new, {"a": new.posterior["a"].values} | asked, "zv1")
+    both = (
+        mp.covariance(new, ["a", "zero"], "zv1"),
+        mp.covariance(new, {"a": new.posterior["a"].values} | asked, "zv1"),
+    )
     for found in (*both, mp.variance(new, ["a", "zero"], "zv1")):
         own = np.array(["zero" in name or "more" in name for name in found.names])
         assert (found.mcse[own] == 0).all()
@@ -256,7 +291,9 @@ def test_the_summary_joins_that_of_arviz(rng):
     np.testing.assert_allclose(joined["sd_cv"], 1.0, atol=1e-12)
     own = mp.quantile(tree, [0.055, 0.945], method="zv2")
     for k, end in enumerate(("eti89_lb", "eti89_ub")):
-        assert (np.abs(joined[f"q{(0.055, 0.945)[k]}_cv"] - joined[end]) < 3 * own.mcse_plain[k::2]).all()
+        assert (
+            np.abs(joined[f"q{(0.055, 0.945)[k]}_cv"] - joined[end]) < 3 * own.mcse_plain[k::2]
+        ).all()
     np.testing.assert_array_equal(joined[["q0.055_cv", "q0.945_cv"]].to_numpy().ravel(), own.mean)
 
 
@@ -280,14 +317,19 @@ def test_the_interval_of_the_summary_is_that_of_arviz(rng, asked, prob, kind):
     assert not joined.isna().any(axis=None)
     ends = scipy.stats.norm.interval(prob)
     for column, truth in (("median", 0.0), (f"{title}_lb", ends[0]), (f"{title}_ub", ends[1])):
-        error = table[f"mcse_{column}_cv"]  # where it is zero, bounds are still looked for between points
+        # where it is zero, bounds are still looked for between points
+        error = table[f"mcse_{column}_cv"]
         assert (np.abs(table[f"{column}_cv"] - truth) < 4.5 * error + 1e-7).all()
         assert (error < 0.005).all()  # of the plain ones, about 0.05
         if column in joined:
             assert (np.abs(joined[column] - joined[f"{column}_cv"]) < 0.4).all()
     found = mp.distribution(tree, method="zv1").interval(prob, kind)
-    np.testing.assert_array_equal(table[[f"{title}_lb_cv", f"{title}_ub_cv"]].to_numpy().ravel(), found.mean)
-    np.testing.assert_array_equal(table[[f"mcse_{title}_lb_cv", f"mcse_{title}_ub_cv"]].to_numpy().ravel(), found.mcse)
+    np.testing.assert_array_equal(
+        table[[f"{title}_lb_cv", f"{title}_ub_cv"]].to_numpy().ravel(), found.mean
+    )
+    np.testing.assert_array_equal(
+        table[[f"mcse_{title}_lb_cv", f"mcse_{title}_ub_cv"]].to_numpy().ravel(), found.mcse
+    )
 
 
 @pytest.mark.slow
@@ -295,9 +337,13 @@ def test_the_summary_has_what_is_asked_of_the_distribution_and_no_more(tree):
     plain = list(mp.summary(tree, method="zv1"))
     assert not any("lb" in column or "median" in column for column in plain)
     with arviz_base.rc_context({"stats.ci_prob": 0.5}):
-        table = mp.summary(tree, method="zv1", sd=True, median=True, quantiles=(0.25, 0.75), ci_kind="eti")
+        table = mp.summary(
+            tree, method="zv1", sd=True, median=True, quantiles=(0.25, 0.75), ci_kind="eti"
+        )
     every = ["sd", "median", "eti50_lb", "eti50_ub", "q0.25", "q0.75"]
-    assert list(table) == plain + [column for name in every for column in (f"{name}_cv", f"mcse_{name}_cv")]
+    assert list(table) == plain + [
+        column for name in every for column in (f"{name}_cv", f"mcse_{name}_cv")
+    ]
     for bound, same in (("eti50_lb", "q0.25"), ("eti50_ub", "q0.75")):
         np.testing.assert_allclose(table[f"{bound}_cv"], table[f"{same}_cv"], rtol=1e-9)
 
@@ -305,7 +351,9 @@ def test_the_summary_has_what_is_asked_of_the_distribution_and_no_more(tree):
 def test_a_function_does_not_keep_the_question(rng):
     """The compiled program of a function is cached: what the function holds stays in memory."""
     x = rng.normal(size=(2, 50, 1))
-    mp.delta_method(mp.from_arrays(x, -x, names=("x",)), {"square": lambda mean: mean["x"] ** 2}, method="plain")
+    mp.delta_method(
+        mp.from_arrays(x, -x, names=("x",)), {"square": lambda mean: mean["x"] ** 2}, method="plain"
+    )
     gc.collect()
     assert not any(isinstance(held, Question) for held in gc.get_objects())
 
@@ -314,7 +362,9 @@ def test_a_function_of_constants_alone_is_one(rng):
     """Their rounding is no reason for an error; a diagonal of a correlation matrix varies by it."""
     x = rng.normal(size=(4, 100, 1))
     ones = 1 + np.finfo(float).eps * rng.integers(0, 2, size=(4, 100, 1))
-    tree = mp.from_arrays(x, -x, np.concatenate([x, ones], -1), names=("x",), value_names=("x", "one"))
+    tree = mp.from_arrays(
+        x, -x, np.concatenate([x, ones], -1), names=("x",), value_names=("x", "one")
+    )
     found = mp.delta_method(tree, {"gap": lambda mean: mean["one"] - 1.0}, method="zv1")
     assert abs(found.mean[0]) < 1e-15
     assert (found.mcse[0], found.status) == (0.0, (mp.Status.CONSTANT,))

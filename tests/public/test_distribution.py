@@ -1,4 +1,5 @@
-"""Marginal distributions: exact where the mean is, right on average where it is not, and honest about what is neither.
+"""Marginal distributions: exact where the mean is, right on average where it is not, and honest
+about what is neither.
 
 Thirty groups of four chains of 100 draws, with seeds of their own, say whether errors hold.
 """
@@ -27,7 +28,9 @@ def tree_of(x, scores, beside=None, names=("h", "other"), **options):
     if beside is not None:
         draws.append(beside)
         slopes.append(-beside)
-    return mp.from_arrays(np.stack(draws, -1), np.stack(slopes, -1), names=names[: len(draws)], **options)
+    return mp.from_arrays(
+        np.stack(draws, -1), np.stack(slopes, -1), names=names[: len(draws)], **options
+    )
 
 
 class Target(NamedTuple):
@@ -66,7 +69,12 @@ TARGETS = {
 
 
 def quantiles_of(target, levels):
-    return np.array([brentq(lambda x, level=level: target.cdf(x) - level, -40.0, 40.0, xtol=1e-13) for level in levels])
+    return np.array(
+        [
+            brentq(lambda x, level=level: target.cdf(x) - level, -40.0, 40.0, xtol=1e-13)
+            for level in levels
+        ]
+    )
 
 
 def shortest_of(target, prob):
@@ -75,7 +83,9 @@ def shortest_of(target, prob):
     def ends(below):
         return quantiles_of(target, [below, below + prob])
 
-    below = brentq(lambda level: np.subtract(*target.pdf(ends(level))), 1e-6, 1 - prob - 1e-6, xtol=1e-13)
+    below = brentq(
+        lambda level: np.subtract(*target.pdf(ends(level))), 1e-6, 1 - prob - 1e-6, xtol=1e-13
+    )
     return ends(below)
 
 
@@ -93,7 +103,9 @@ def test_all_of_a_normal_distribution_is_exact(normal):
     x, tree = normal
     dist = mp.distribution(tree, ["a"], "zv2")
     # Some thresholds are draws, which rounding must not put on the other side of the step.
-    at = np.concatenate([[-1.9, -0.3, 0.0, 0.7, 2.1], np.sort(x[..., 0].reshape(-1))[[5, 100, 300, 390]]])
+    at = np.concatenate(
+        [[-1.9, -0.3, 0.0, 0.7, 2.1], np.sort(x[..., 0].reshape(-1))[[5, 100, 300, 390]]]
+    )
     curve = dist.cdf(at)
     assert curve.names == ("a",)
     assert curve.at.shape == curve.mean.shape == (1, len(at))
@@ -152,7 +164,12 @@ def test_names_say_what_was_asked(normal):
     assert dist.probability(lower=0.0, upper=2.0).names == ("P(0 <= a <= 2)", "P(0 <= b <= 2)")
     assert dist.probability(upper=2.0).names == ("P(a <= 2)", "P(b <= 2)")
     assert dist.quantile([0.1, 0.5]).names == ("a [0.1]", "a [0.5]", "b [0.1]", "b [0.5]")
-    assert dist.interval(0.9, "hdi").names == ("a [hdi90_lb]", "a [hdi90_ub]", "b [hdi90_lb]", "b [hdi90_ub]")
+    assert dist.interval(0.9, "hdi").names == (
+        "a [hdi90_lb]",
+        "a [hdi90_ub]",
+        "b [hdi90_lb]",
+        "b [hdi90_ub]",
+    )
     table = dist.cdf([[0.0, 1.0], [-1.0, 2.0]]).to_dataframe()
     assert table.index.tolist() == [("a", 0.0), ("a", 1.0), ("b", -1.0), ("b", 2.0)]
     assert table.columns.tolist() == ["mean", "mcse", "mean_cv", "mcse_cv", "gain", "status"]
@@ -182,7 +199,8 @@ STATED = {  # half of the median gains of these seeds
 
 
 def replicates(name, number):
-    """Yield the distributions of a coordinate of four chains of 100 exact draws, beside a normal one."""
+    """Yield the distributions of a coordinate of four chains of 100 exact draws, beside a normal
+    one."""
     target = TARGETS[name]
     for seed in range(number):
         rng = np.random.default_rng([seed, 11])
@@ -198,7 +216,9 @@ def squares_and_gains(results, truth):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("name", ["log-gamma", *(pytest.param(n, marks=pytest.mark.slow) for n in list(TARGETS)[1:])])
+@pytest.mark.parametrize(
+    "name", ["log-gamma", *(pytest.param(n, marks=pytest.mark.slow) for n in list(TARGETS)[1:])]
+)
 def test_probabilities_and_densities_have_the_errors_and_the_gains_that_are_stated(name):
     target = TARGETS[name]
     at = quantiles_of(target, LEVELS)
@@ -226,7 +246,8 @@ def test_quantiles_and_intervals_have_the_errors_and_the_gains_that_are_stated(n
     }
     for question, results in found.items():
         squares, gains = squares_and_gains(results, truth[question])
-        # Where the shortest interval is the plain one, its jackknife over eight folds is no better than the draws.
+        # Where the shortest interval is the plain one, its jackknife over eight folds is no better
+        # than the draws.
         assert (squares <= (2.5 if question == "hdi" else 2.0)).all(), (question, squares)
         assert (gains >= STATED[name].get(question, 1.0)).all(), (question, gains)
 
@@ -250,7 +271,8 @@ def test_errors_hold_for_chains_that_mix_slowly():
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:R-hat")
 def test_a_density_beyond_the_last_effective_draws_is_unseen_and_has_an_error():
-    """Of 20 effective draws the outer seventh has fewer than three: what a fit says there is not believed by itself."""
+    """Of 20 effective draws the outer seventh has fewer than three: what a fit says there is not
+    believed by itself."""
     z2, beyond = [], []
     for seed in range(12):
         z = ar1(np.random.default_rng(seed), (4, 100), 0.9)
@@ -285,11 +307,13 @@ def cdf_of_root_and_normal(at):
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_shortest_intervals_of_a_scale_have_the_errors_that_are_stated():
-    """The scale of five effects under a half-Cauchy prior, chains of AR(0.9): both ends slide along the density."""
+    """The scale of five effects under a half-Cauchy prior, chains of AR(0.9): both ends slide along
+    the density."""
     effects = np.array([1.1, -0.6, 0.4, -1.5, 0.2])
     u = np.linspace(-4, 6, 40_001)
     total = effects @ effects
-    density = np.exp(-4 * u - total / 2 * np.exp(-2 * u) - np.log1p(np.exp(2 * u)))  # of the logarithm
+    # of the logarithm
+    density = np.exp(-4 * u - total / 2 * np.exp(-2 * u) - np.log1p(np.exp(2 * u)))
     below = np.concatenate([[0.0], np.cumsum((density[1:] + density[:-1]) / 2)])
     known = np.concatenate([[True], np.diff(below) > 1e-15 * below[-1]])
     quantiles = PchipInterpolator(below[known] / below[-1], u[known])
@@ -300,7 +324,9 @@ def test_shortest_intervals_of_a_scale_have_the_errors_that_are_stated():
         z = ar1(np.random.default_rng([seed, 21]), (4, 500), 0.9)
         x = quantiles(norm.cdf(z))
         scores = -4 + total * np.exp(-2 * x) - 2 / (1 + np.exp(-2 * x))
-        dist = mp.distribution(mp.from_arrays(x[..., None], scores[..., None]), {"scale": np.exp(x)}, "zv2")
+        dist = mp.distribution(
+            mp.from_arrays(x[..., None], scores[..., None]), {"scale": np.exp(x)}, "zv2"
+        )
         found.append(dist.interval(0.89, "hdi"))
     squares, gains = squares_and_gains(found, truth)
     assert (squares <= 1.5).all(), squares
@@ -309,7 +335,8 @@ def test_shortest_intervals_of_a_scale_have_the_errors_that_are_stated():
 
 @pytest.mark.slow
 def test_densities_of_what_a_polynomial_nearly_is_are_its_own():
-    """Of a maximum and of a sum with a power of 2.5 polynomials leave one per cent, and had densities 3 to 15 % off."""
+    """Of a maximum and of a sum with a power of 2.5 polynomials leave one per cent, and had
+    densities 3 to 15 % off."""
     y = np.linspace(-9, 9, 4_001)
     at = np.array([[0.5, 1.2, 1.7, 2.3, 3.3], [-1.1, 0.2, 0.9, 1.8, 3.9]])
     largest = norm.pdf(at[0] - 1.5) * norm.cdf(at[0]) + norm.cdf(at[0] - 1.5) * norm.pdf(at[0])
@@ -357,7 +384,9 @@ def test_a_distribution_function_rises_from_zero_to_one(skew):
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("increasing", [True, False], ids=["exp x", "exp −x"])
-def test_a_monotone_function_of_a_coordinate_has_the_probabilities_of_the_coordinate(skew, increasing):
+def test_a_monotone_function_of_a_coordinate_has_the_probabilities_of_the_coordinate(
+    skew, increasing
+):
     x, tree = skew
     sign = 1.0 if increasing else -1.0
     dist = mp.distribution(tree, {"rate": np.exp(sign * x)}, "zv2")
@@ -370,7 +399,10 @@ def test_a_monotone_function_of_a_coordinate_has_the_probabilities_of_the_coordi
     assert (np.abs(found.mean[0] - truth) < 5 * found.mcse[0]).all()
     assert (found.gain > 20).all()
     levels = np.array([0.1, 0.5, 0.9])
-    for one, other in ((dist.quantile(levels), own.quantile(levels)), (dist.interval(0.8), own.interval(0.8))):
+    for one, other in (
+        (dist.quantile(levels), own.quantile(levels)),
+        (dist.interval(0.8), own.interval(0.8)),
+    ):
         apart = np.abs(np.log(one.mean) - other.mean)
         assert (apart < 0.5 * other.mcse + 1e-3).all()
         np.testing.assert_allclose(one.mcse, other.mcse * one.mean, rtol=0.1, atol=1e-4)
@@ -403,13 +435,15 @@ def test_a_map_that_is_known_at_draws_alone_has_an_error_of_its_own(name):
     dist = mp.distribution(tree_of(theta, -theta, beside), {"f": forward(factor * theta)})
     quantile, density = dist.quantile(LEVELS), dist.pdf(truth)
     assert (np.abs(quantile.mean - truth) < 4.5 * quantile.mcse).all()
-    # The 0.05 quantile of exp(θ) was off by 3e-5 of itself, its density by 1e-3, and both said 1e-13.
+    # The 0.05 quantile of exp(θ) was off by 3e-5 of itself, its density by 1e-3, and both said
+    # 1e-13.
     assert (np.abs(np.log(quantile.mean / truth)) < 1e-4).all()
     assert (np.abs(density.mean[0] - norm.pdf(z) / slope) < 4.5 * density.mcse[0]).all()
     assert (density.mcse[0] < 1e-2 * density.mean[0]).all()
     # A status of rounding is not that of a plain quantile.
     assert not any(
-        label == "PlainMean()" and own in EXACT for label, own in zip(quantile.method, quantile.status, strict=True)
+        label == "PlainMean()" and own in EXACT
+        for label, own in zip(quantile.method, quantile.status, strict=True)
     )
 
 
@@ -424,7 +458,13 @@ def test_a_kernel_estimate_far_too_wide_for_a_skew_density_says_so():
 
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
-    "method", ["plain", "cf", "zv2", *(pytest.param(m, marks=pytest.mark.slow) for m in ("zv1", "secf", "auto"))]
+    "method",
+    [
+        "plain",
+        "cf",
+        "zv2",
+        *(pytest.param(m, marks=pytest.mark.slow) for m in ("zv1", "secf", "auto")),
+    ],
 )
 def test_every_method_answers_every_question(method):
     rng = np.random.default_rng(8)
@@ -464,7 +504,12 @@ def test_what_is_constant_or_not_finite_or_asked_for_twice(normal):
     assert np.isnan(density.mean[1:3]).all()
     assert density.status[3:9] == (mp.Status.CONSTANT,) * 3 + (mp.Status.UNDEFINED,) * 3
     np.testing.assert_array_equal(curve.mean[3], curve.mean[0])
-    for found in (dist.quantile([0.5]), dist.interval(0.9), dist.interval(0.9, "hdi"), dist.probability(upper=0.5)):
+    for found in (
+        dist.quantile([0.5]),
+        dist.interval(0.9),
+        dist.interval(0.9, "hdi"),
+        dist.probability(upper=0.5),
+    ):
         each = len(found.mean) // 4
         same, bad = slice(each, 2 * each), slice(2 * each, 3 * each)
         assert set(found.status[same]) == {mp.Status.CONSTANT}
@@ -477,7 +522,9 @@ def test_what_is_constant_or_not_finite_or_asked_for_twice(normal):
 
 def test_whole_numbers_have_the_probabilities_of_their_steps(normal):
     x, tree = normal
-    dist = mp.distribution(tree, {"tenths": np.round(10 * x[..., 0]), "integers": np.round(2 * x[..., 0])}, "zv2")
+    dist = mp.distribution(
+        tree, {"tenths": np.round(10 * x[..., 0]), "integers": np.round(2 * x[..., 0])}, "zv2"
+    )
     curve = dist.cdf([-1.0, 0.0, 0.5, 1.0])
     for row, unit in ((0, 10), (1, 2)):
         truth = norm.cdf((np.array([-1.0, 0.0, 0.0, 1.0]) + 0.5) / unit)
@@ -524,7 +571,9 @@ def test_weighted_draws_have_weighted_distributions():
     rng = np.random.default_rng(12)
     x, other = 1.3 * rng.normal(size=(2, 4, 300))
     logs = sum(norm.logpdf(part) - norm.logpdf(part, scale=1.3) for part in (x, other))
-    tree = mp.from_arrays(np.stack([x, other], -1), -np.stack([x, other], -1), log_weights=logs, names=("a", "b"))
+    tree = mp.from_arrays(
+        np.stack([x, other], -1), -np.stack([x, other], -1), log_weights=logs, names=("a", "b")
+    )
     dist = mp.distribution(tree, {"a": x, "skew": np.exp(0.5 * x) + 0.2 * other}, "zv2")
     curve = dist.cdf([-1.0, 0.0, 1.5])
     assert (np.abs(curve.mean[0] - norm.cdf([-1.0, 0.0, 1.5])) < 5 * curve.mcse[0] + 1e-12).all()
@@ -536,10 +585,14 @@ def test_weighted_draws_have_weighted_distributions():
     assert (np.abs(found.mean[1] - truth) < 4 * found.mcse[1]).all()
     assert (found.gain[1] > 2).all()
     quantiles = dist.quantile([0.25, 0.75])
-    assert (np.abs(quantiles.mean[:2] - norm.ppf([0.25, 0.75])) < 5 * quantiles.mcse[:2] + 1e-12).all()
+    assert (
+        np.abs(quantiles.mean[:2] - norm.ppf([0.25, 0.75])) < 5 * quantiles.mcse[:2] + 1e-12
+    ).all()
     shortest = dist.interval(0.89, "hdi")
     assert (np.abs(shortest.mean[:2] - norm.ppf([0.055, 0.945])) < 4 * shortest.mcse[:2]).all()
-    assert (np.abs(shortest.mean_plain[:2] - norm.ppf([0.055, 0.945])) < 5 * shortest.mcse_plain[:2]).all()
+    assert (
+        np.abs(shortest.mean_plain[:2] - norm.ppf([0.055, 0.945])) < 5 * shortest.mcse_plain[:2]
+    ).all()
     density = dist.pdf([0.0, 1.0])
     assert (np.abs(density.mean[0] - norm.pdf([0.0, 1.0])) < 5 * density.mcse[0] + 1e-12).all()
 
@@ -552,13 +605,17 @@ def test_variables_with_shapes_have_rows_for_their_elements(normal):
     draws = np.concatenate([x[..., :1], z], -1)
     posterior = {"mu": (("chain", "draw"), x[..., 0]), "z": (("chain", "draw", "group"), z)}
     tree = mp.from_arrays(draws, -draws, names=("mu", "z[0]", "z[1]", "z[2]"))
-    tree["posterior"] = xarray.DataTree(xarray.Dataset(posterior, coords={"group": ["x", "y", "w"]}))
+    tree["posterior"] = xarray.DataTree(
+        xarray.Dataset(posterior, coords={"group": ["x", "y", "w"]})
+    )
     dist = mp.distribution(tree, ["mu", "z"], "zv1")
     assert dist.names == ("mu", "z[x]", "z[y]", "z[w]")
     curve = dist.cdf([[0.0], [0.1], [0.2], [0.3]])
     np.testing.assert_allclose(curve.mean[:, 0], norm.cdf([0.0, 0.1, 0.2, 0.3]), atol=1e-12)
     assert dist.quantile([0.3, 0.6]).mean.shape == (8,)
-    np.testing.assert_allclose(dist.interval(0.5).mean.reshape(4, 2), [norm.ppf([0.25, 0.75])] * 4, atol=1e-10)
+    np.testing.assert_allclose(
+        dist.interval(0.5).mean.reshape(4, 2), [norm.ppf([0.25, 0.75])] * 4, atol=1e-10
+    )
 
 
 @pytest.mark.slow
@@ -580,7 +637,9 @@ def test_a_stored_trace_has_the_distributions_of_the_one_in_memory(skew, monkeyp
     for ask in (lambda dist: dist.cdf(at), lambda dist: dist.quantile([0.1, 0.5])):
         one, other = ask(found), ask(own)
         assert (np.abs(other.mean - one.mean) < 2 * np.hypot(one.mcse, other.mcse) + 1e-9).all()
-        np.testing.assert_allclose(other.mean_plain, one.mean_plain, atol=0.3 * one.mcse_plain.max())
+        np.testing.assert_allclose(
+            other.mean_plain, one.mean_plain, atol=0.3 * one.mcse_plain.max()
+        )
         np.testing.assert_allclose(other.mcse_plain, one.mcse_plain, rtol=0.3)
 
 
@@ -590,21 +649,36 @@ def test_a_stored_trace_has_the_distributions_of_the_one_in_memory(skew, monkeyp
 @pytest.mark.parametrize(
     ("ask", "words"),
     [
-        (lambda dist: dist.cdf([0.0, np.nan]), r"cdf.*finite points.*got NaN or an infinity.*Pass numpy"),
+        (
+            lambda dist: dist.cdf([0.0, np.nan]),
+            r"cdf.*finite points.*got NaN or an infinity.*Pass numpy",
+        ),
         (lambda dist: dist.cdf([]), r"cdf.*finite points.*got shape \(0,\)"),
-        (lambda dist: dist.cdf([[0.0], [1.0], [2.0]]), r"\(2, t\) for each quantity.*got shape \(3, 1\)"),
+        (
+            lambda dist: dist.cdf([[0.0], [1.0], [2.0]]),
+            r"\(2, t\) for each quantity.*got shape \(3, 1\)",
+        ),
         (lambda dist: dist.cdf(["a"]), r"cdf.*real numeric array"),
         (lambda dist: dist.pdf([0.0, np.inf]), r"pdf.*finite points"),
         (lambda dist: dist.pdf(np.zeros((1, 2, 3))), r"pdf.*finite points"),
         (lambda dist: dist.quantile(5.0), r"probabilities inside \(0, 1\).*0.05, not 5"),
         (lambda dist: dist.quantile([]), r"probabilities inside \(0, 1\)"),
         (lambda dist: dist.quantile([0.5, np.nan]), r"probabilities inside \(0, 1\)"),
-        (lambda dist: dist.probability(), r"`lower` below `upper`, one of them finite.*Pass lower=0.0"),
+        (
+            lambda dist: dist.probability(),
+            r"`lower` below `upper`, one of them finite.*Pass lower=0.0",
+        ),
         (lambda dist: dist.probability(1.0, 1.0), r"`lower` below `upper`"),
         (lambda dist: dist.probability(2.0, 1.0), r"`lower` below `upper`.*got \(2.0, 1.0\)"),
         (lambda dist: dist.probability(lower=np.nan), r"`lower`, a number"),
-        (lambda dist: dist.interval(89.0), r"`prob`, a number in \(0, 1\).*got 89.0.*Pass prob=0.89"),
-        (lambda dist: dist.interval(0.9, "shortest"), r"`kind` to be \"eti\" or \"hdi\".*got 'shortest'"),
+        (
+            lambda dist: dist.interval(89.0),
+            r"`prob`, a number in \(0, 1\).*got 89.0.*Pass prob=0.89",
+        ),
+        (
+            lambda dist: dist.interval(0.9, "shortest"),
+            r"`kind` to be \"eti\" or \"hdi\".*got 'shortest'",
+        ),
     ],
 )
 def test_bad_questions_are_refused_with_what_to_do(normal, ask, words):

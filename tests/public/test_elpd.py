@@ -24,7 +24,8 @@ def with_log_likelihood(tree, mean, y):
     values = norm.logpdf(y, loc=mean[..., None])
     new = tree.copy()
     data = xr.Dataset(
-        {"y": (("chain", "draw", "obs"), values)}, {"chain": tree.posterior.chain, "draw": tree.posterior.draw}
+        {"y": (("chain", "draw", "obs"), values)},
+        {"chain": tree.posterior.chain, "draw": tree.posterior.draw},
     )
     new["log_likelihood"] = xr.DataTree(data)
     return new
@@ -54,19 +55,25 @@ def exact(y):
 def test_densities_against_the_closed_form(tree, y, method):
     found = mp.elpd(tree) if method is None else mp.elpd(tree, method=method)
     leave_out, within = exact(y)
-    truth = np.concatenate([[leave_out.sum(), within.sum(), (within - leave_out).sum()], leave_out, within])
+    truth = np.concatenate(
+        [[leave_out.sum(), within.sum(), (within - leave_out).sum()], leave_out, within]
+    )
     assert found.names[:4] == ("elpd_loo", "lppd", "p_loo", "elpd_loo(y[0])")
     assert (np.abs(found.mean - truth) < 4.5 * found.mcse).all()
     assert (np.abs(found.mean_plain - truth) < 4.5 * found.mcse_plain).all()
     assert (found.gain[:3] > (0.99 if method == "plain" else 20)).all()
-    np.testing.assert_allclose(found.residuals.mean(axis=(0, 1))[:3], found.mean_crossfit[:3], rtol=1e-9)
+    np.testing.assert_allclose(
+        found.residuals.mean(axis=(0, 1))[:3], found.mean_crossfit[:3], rtol=1e-9
+    )
 
 
 def test_it_stands_beside_arviz_s(tree):
     ours, theirs = mp.elpd(tree, "y"), arviz_stats.loo(tree, pointwise=True)
     assert abs(ours.mean[0] - theirs.elpd) < 5 * ours.mcse_plain[0]
     n = tree.log_likelihood.sizes["obs"]
-    assert (np.abs(ours.mean[3 : 3 + n] - theirs.elpd_i.values) < 5 * ours.mcse_plain[3 : 3 + n]).all()
+    assert (
+        np.abs(ours.mean[3 : 3 + n] - theirs.elpd_i.values) < 5 * ours.mcse_plain[3 : 3 + n]
+    ).all()
 
 
 def test_an_observation_of_much_influence_is_told(rng):
@@ -88,12 +95,19 @@ def test_numpyro_keeps_the_log_likelihood(key, y):
             numpyro.sample("y", dist.Normal(mu, 1.0), obs=y)
 
     mcmc = MCMC(
-        NUTS(model), num_warmup=200, num_samples=100, num_chains=2, chain_method="vectorized", progress_bar=False
+        NUTS(model),
+        num_warmup=200,
+        num_samples=100,
+        num_chains=2,
+        chain_method="vectorized",
+        progress_bar=False,
     )
     mcmc.run(key, y, extra_fields=("z_grad",))
     tree = mp.from_numpyro(mcmc, log_likelihood=True)
     np.testing.assert_allclose(
-        tree.log_likelihood["y"], norm.logpdf(y, loc=np.array(tree.posterior["mu"])[..., None]), rtol=1e-6
+        tree.log_likelihood["y"],
+        norm.logpdf(y, loc=np.array(tree.posterior["mu"])[..., None]),
+        rtol=1e-6,
     )
     assert abs(mp.elpd(tree, method="zv2").mean[0] - exact(y)[0].sum()) < 0.05
     assert "log_likelihood" not in mp.from_numpyro(mcmc).children
@@ -119,7 +133,9 @@ def test_one_draw_that_decides_is_told(tree):
     sharp = tree.copy()
     sharp["log_likelihood"] = tree["log_likelihood"].to_dataset() * 1e6
     found = mp.elpd(sharp, method="plain")
-    left_out = {str(status) for name, status in zip(found.names, found.status, strict=True) if "loo" in name}
+    left_out = {
+        str(status) for name, status in zip(found.names, found.status, strict=True) if "loo" in name
+    }
     assert left_out == {"heavy_tail"}
 
 
@@ -135,7 +151,9 @@ def test_a_masked_observation_adds_nothing(tree):
     """Its log likelihood is zero at every draw."""
     masked = tree.copy()
     values = tree["log_likelihood"]["y"]
-    masked["log_likelihood"] = xr.DataTree(xr.Dataset({"y": xr.where(values["obs"] == 1, 0.0, values)}))
+    masked["log_likelihood"] = xr.DataTree(
+        xr.Dataset({"y": xr.where(values["obs"] == 1, 0.0, values)})
+    )
     found, left_out = mp.elpd(masked, method="zv2"), tree.copy()
     left_out["log_likelihood"] = xr.DataTree(xr.Dataset({"y": values.isel(obs=[0, *range(2, 20)])}))
     expected = mp.elpd(left_out, method="zv2")

@@ -30,15 +30,19 @@ def test_the_trace_passes_the_score_gate(name):
 @pytest.mark.usefixtures("rank_promotion")
 def test_the_trace_is_one_of_the_model_and_has_converged():
     tree = mp.load_example("lotka_volterra")
-    again = mp.attach_scores(tree, lotka_volterra.model, **lotka_volterra.data("stan"))  # log densities are compared
+    # log densities are compared
+    again = mp.attach_scores(tree, lotka_volterra.model, **lotka_volterra.data("stan"))
     kept = tree.sample_stats.gradient
-    np.testing.assert_allclose(again.sample_stats.gradient, kept, rtol=1e-5, atol=1e-5 * float(kept.std()))
+    np.testing.assert_allclose(
+        again.sample_stats.gradient, kept, rtol=1e-5, atol=1e-5 * float(kept.std())
+    )
     assert mp.score_diagnostics(tree)["r_hat"].max() < 1.02
 
 
 def test_an_example_that_there_is_not_is_asked_about():
     with pytest.raises(
-        mp.InputError, match=r"among lotka_volterra, got 'lotka-voltera'. Did you mean 'lotka_volterra'\?"
+        mp.InputError,
+        match=r"among lotka_volterra, got 'lotka-voltera'. Did you mean 'lotka_volterra'\?",
     ):
         mp.load_example("lotka-voltera")
 
@@ -60,7 +64,9 @@ def test_the_models_of_the_wheel_come_before_those_of_a_clone(tmp_path, monkeypa
     assert examples.named_model(Path("van-der-pol")) == tmp_path / "van_der_pol.py"
 
 
-@pytest.mark.parametrize("words", [["reduce"], ["sample", "-o", "x.nc"], ["evidence"], ["reduce", "x.nc", "--model"]])
+@pytest.mark.parametrize(
+    "words", [["reduce"], ["sample", "-o", "x.nc"], ["evidence"], ["reduce", "x.nc", "--model"]]
+)
 def test_every_command_takes_the_name_of_a_model(run, words):
     if "--model" in words:
         Path("x.nc").write_bytes((examples.FOLDER / "lotka_volterra.nc").read_bytes())

@@ -15,8 +15,11 @@ MIX = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-0.3, 0.4, 30.0]])
 SHAPE = 4.0
 
 
-def make_tree(seed: int, chains: int = 4, draws: int = 200, correlation: float = 0.0) -> xarray.DataTree:
-    """Return a trace of mixed logarithms of gamma variates, each an autoregression on the normal scale."""
+def make_tree(
+    seed: int, chains: int = 4, draws: int = 200, correlation: float = 0.0
+) -> xarray.DataTree:
+    """Return a trace of mixed logarithms of gamma variates, each an autoregression on the normal
+    scale."""
     rng = np.random.default_rng(seed)
     z = rng.normal(size=(chains, draws, 3))
     for i in range(1, draws):
@@ -69,7 +72,9 @@ def arrays_of(sums: Sums) -> list[np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("chunks", [{"draw": 400}, {"chain": 1, "draw": 171}, {"chain": 3, "draw": 250}])
+@pytest.mark.parametrize(
+    "chunks", [{"draw": 400}, {"chain": 1, "draw": 171}, {"chain": 3, "draw": 250}]
+)
 @pytest.mark.parametrize("start", [0, 30])
 def test_draws_in_chunks_of_dask_have_the_sums_of_those_in_memory(chunks, start, monkeypatch):
     pytest.importorskip("dask")
@@ -93,17 +98,22 @@ def test_other_chains_add_to_what_all_chains_say():
     units_of_their_own = mp.expectation(sums + mp.moments(second, QUANTITIES))
     linear = np.array([0, 1, 2, 3])
     assert_same(mp.expectation(both).select(linear), units_of_their_own.select(linear), rtol=1e-6)
-    # Of functions of a coordinate, splines with other knots and fields are other controls: they are left out.
+    # Of functions of a coordinate, splines with other knots and fields are other controls: they are
+    # left out.
     assert all("FunctionOf" not in method for method in units_of_their_own.method)
     assert "FunctionOf" in mp.expectation(both).method[5]
     joined = xarray.DataTree.from_dict(
         {
-            name: xarray.concat([tree[name].to_dataset().drop_vars("chain") for tree in (first, second)], "chain")
+            name: xarray.concat(
+                [tree[name].to_dataset().drop_vars("chain") for tree in (first, second)], "chain"
+            )
             for name in ("posterior", "sample_stats")
         }
     )
     every = sums._replace(groups=())  # what is summed, alone
-    assert_same(mp.expectation(sum([sums, mp.moments(second, QUANTITIES, like=sums)])), mp.expectation(both))
+    assert_same(
+        mp.expectation(sum([sums, mp.moments(second, QUANTITIES, like=sums)])), mp.expectation(both)
+    )
     whole = mp.expectation(mp.moments(joined, QUANTITIES, like=every))
     found = mp.expectation(both)
     assert found.info["num_draws"] == 1_600
@@ -131,13 +141,17 @@ def test_chains_of_other_lengths_and_a_run_that_went_on():
 
 @pytest.mark.slow
 def test_sums_read_back_say_the_same(tmp_path):
-    sums = mp.moments(make_tree(6), QUANTITIES) + mp.moments(make_tree(7, chains=1, draws=90), QUANTITIES)
+    sums = mp.moments(make_tree(6), QUANTITIES) + mp.moments(
+        make_tree(7, chains=1, draws=90), QUANTITIES
+    )
     for suffix in ("nc", "zarr"):
         path = mp.save_tree(sums.to_datatree(), tmp_path / f"sums.{suffix}")
         tree = mp.load_tree(path)
         assert_same(mp.expectation(tree), mp.expectation(sums), rtol=1e-14)
         more = mp.moments(make_tree(8), QUANTITIES, like=stored_moments(tree))
-        assert_same(mp.expectation(sums + more), mp.expectation(stored_moments(tree) + more), rtol=1e-14)
+        assert_same(
+            mp.expectation(sums + more), mp.expectation(stored_moments(tree) + more), rtol=1e-14
+        )
     more = mp.save_tree(mp.moments(make_tree(9), QUANTITIES).to_datatree(), tmp_path / "more.nc")
     assert stored_moments(mp.load_tree(path, more)).num_draws == 890 + 800
     with pytest.raises(mp.InputError, match="sums alone"):
@@ -149,18 +163,26 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
     def tree(seed: int) -> xarray.DataTree:
         x = np.random.default_rng(seed).normal(size=(4, 500, 80))
         grid = [f"z[{i}, {j}]" for i in range(8) for j in range(9)]
-        return mp.from_arrays(x, -x, values=np.tanh(x[..., :2]), names=[*(f"a[{i}]" for i in range(8)), *grid])
+        return mp.from_arrays(
+            x, -x, values=np.tanh(x[..., :2]), names=[*(f"a[{i}]" for i in range(8)), *grid]
+        )
 
     sums = mp.moments(tree(0))
-    assert {"Sums", "Margins", "Diagonal"} <= {type(family).__name__ for family in sums.features.families}
+    assert {"Sums", "Margins", "Diagonal"} <= {
+        type(family).__name__ for family in sums.features.families
+    }
     stored = mp.load_tree(mp.save_tree(sums.to_datatree(), tmp_path / "sums.nc"))
     assert_same(mp.expectation(stored), mp.expectation(sums), rtol=1e-14)
     both = stored_moments(stored) + mp.moments(tree(1), like=sums)
     assert both.features.size == sums.features.size
     units_of_their_own = sums + mp.moments(tree(1))
-    shared = np.array([True] + [f.serves is None for f in both.features.families for _ in range(f.size)])
+    shared = np.array(
+        [True] + [f.serves is None for f in both.features.families for _ in range(f.size)]
+    )
     assert units_of_their_own.features.size == shared.sum()  # here all scales are one
-    assert_same(mp.expectation(both.with_controls(shared)), mp.expectation(units_of_their_own), rtol=1e-6)
+    assert_same(
+        mp.expectation(both.with_controls(shared)), mp.expectation(units_of_their_own), rtol=1e-6
+    )
     kept = shared & (np.arange(len(shared)) % 5 != 4)
     some = sums.with_controls(kept)
     stored = mp.load_tree(mp.save_tree(some.to_datatree(), tmp_path / "some.nc"))
@@ -189,7 +211,8 @@ def test_errors_are_honest_and_gains_those_of_the_draws():
 
 @pytest.mark.slow
 def test_functions_of_a_coordinate_gain_from_sums_with_honest_errors():
-    """Events and smooth functions in six dimensions, whose polynomials of degree three leave most of them."""
+    """Events and smooth functions in six dimensions, whose polynomials of degree three leave most
+    of them."""
     lower = np.linalg.cholesky(0.6 + 0.4 * np.eye(6))
     functions = {
         "cos": lambda draw: np.cos(2 * draw["a"]),
@@ -208,7 +231,8 @@ def test_functions_of_a_coordinate_gain_from_sums_with_honest_errors():
         squares.append((found.mean - truth) ** 2)
         plain.append((found.mean_plain - truth) ** 2)
     assert np.mean(np.square(z)) < 1.8
-    assert np.abs(z).max() < 5  # one of 4.4: of a cosine beyond the outermost draws, as of the draws themselves
+    # one of 4.4: of a cosine beyond the outermost draws, as of the draws themselves
+    assert np.abs(z).max() < 5
     assert (np.median(plain, axis=0) / np.median(squares, axis=0) > 25).all()
 
 
@@ -216,7 +240,8 @@ def test_functions_of_a_coordinate_gain_from_sums_with_honest_errors():
 @pytest.mark.parametrize("size", [1e-6, 1e-9, 1e-12])
 @pytest.mark.parametrize("location", [0.0, 1e6])
 def test_rounding_invents_no_gain(size, location, rng):
-    """What a control leaves has a known size: neither more nor less is reported, down to the digits of the quantity."""
+    """What a control leaves has a known size: neither more nor less is reported, down to the digits
+    of the quantity."""
     x = rng.normal(size=(4, 500, 2))
     left = size * rng.normal(size=(4, 500))
     values = location + x[..., 0] + left
@@ -266,7 +291,9 @@ def test_a_summary_and_names_of_some_quantities():
     sums = mp.moments(make_tree(12), QUANTITIES)
     table = mp.summary(sums, ["u", "large"])
     assert list(table.index) == ["u[0]", "u[1]", "u[2]", "large"]
-    assert_same(mp.expectation(sums, "square"), mp.expectation(sums).select(np.array([4])), rtol=1e-12)
+    assert_same(
+        mp.expectation(sums, "square"), mp.expectation(sums).select(np.array([4])), rtol=1e-12
+    )
 
 
 @pytest.mark.slow

@@ -29,7 +29,8 @@ def tree(rng):
 
 @pytest.fixture
 def entered(monkeypatch):
-    """Count how often the functions of `HOMES` are entered, from whichever module of the package."""
+    """Count how often the functions of `HOMES` are entered, from whichever module of the
+    package."""
     from mcmcpost import expectations, stein_rules  # noqa: F401  (their names are replaced below)
     from mcmcpost.app import commands, page, quantities  # noqa: F401  (their names are replaced below)
 
@@ -62,7 +63,9 @@ SQUARES = {"square": lambda draw: draw["a"] ** 2, "product": lambda draw: draw["
         lambda tree: mp.expectation(tree, SQUARES, "plain"),
         lambda tree: mp.quantile(tree, [0.1, 0.9], ["a"], "zv1"),
         lambda tree: mp.summary(tree, method="zv2"),
-        lambda tree: mp.stein_weights(tree, method=mp.ControlFunctional(SquaredExponential(2.0), 1e-4)),
+        lambda tree: mp.stein_weights(
+            tree, method=mp.ControlFunctional(SquaredExponential(2.0), 1e-4)
+        ),
         lambda tree: mp.html_report(tree, None, SQUARES, "zv2"),
     ],
     ids=["expectation", "plain", "quantile", "summary", "weights", "report"],
@@ -74,7 +77,8 @@ def test_a_call_reads_and_gates_a_tree_once(tree, entered, call):
 
 def test_tasks_that_share_a_tree_share_its_gate(tree, entered):
     mp.joint_expectation(
-        {"a": (tree, ["a"]), "b": (tree, ["b"])}, mp.VectorValued(SquaredExponential(2.0), np.eye(2), 1e-2, guard=False)
+        {"a": (tree, ["a"]), "b": (tree, ["b"])},
+        mp.VectorValued(SquaredExponential(2.0), np.eye(2), 1e-2, guard=False),
     )
     assert entered == ONCE | {"integrand_values": 2}
 
@@ -92,7 +96,12 @@ def test_the_command_line_asks_one_question(run, tree, tmp_path, entered):
     extra = ["--expect", "p=a > 0", "--method", "zv1", "--json"]
     done = run("reduce", tmp_path / "trace.nc", "--quantile", "0.5", *extra)
     assert entered == ONCE | {"evaluate_expressions": 1}
-    assert [row["name"] for row in json.loads(done.out)["quantities"]][:4] == ["a", "b", "p", "a [0.5]"]
+    assert [row["name"] for row in json.loads(done.out)["quantities"]][:4] == [
+        "a",
+        "b",
+        "p",
+        "a [0.5]",
+    ]
     entered.clear()
     assert run("report", tmp_path / "trace.nc", "-o", "report.html", *extra).code == 0
     assert entered == ONCE | {"evaluate_expressions": 1}

@@ -1,11 +1,19 @@
-"""Estimates of chains that were reduced by themselves: one estimate, whose error is that of all of them."""
+"""Estimates of chains that were reduced by themselves: one estimate, whose error is that of all of
+them."""
 
 import numpy as np
 import pytest
 from scipy.stats import chi2
 
 import mcmcpost as mp
-from mcmcpost.control import Estimate, Options, PlainMean, Sample, ZeroVariance, estimate_expectations
+from mcmcpost.control import (
+    Estimate,
+    Options,
+    PlainMean,
+    Sample,
+    ZeroVariance,
+    estimate_expectations,
+)
 from mcmcpost.trace import make_trace
 from mcmcpost.trees import ConvergenceWarning
 
@@ -28,7 +36,9 @@ def reduced(x):
     return mp.expectation(mp.from_arrays(x, -x), integrands(x), "zv2")
 
 
-def stated(mean, mcse, *, draws=(2, 50), method="ZeroVariance(degree=2)", status="controlled", sd=1.0):
+def stated(
+    mean, mcse, *, draws=(2, 50), method="ZeroVariance(degree=2)", status="controlled", sd=1.0
+):
     """Return an estimate of one quantity that says this of itself."""
     one = np.ones(1)
     return Estimate(
@@ -63,9 +73,13 @@ def test_parts_of_the_same_method_are_weighted_by_their_draws():
 
 
 def test_parts_of_other_methods_are_weighted_by_their_errors():
-    pooled = mp.pool_estimates(stated(1.0, 0.1), stated(1.3, 0.2, method="PlainMean()", status="plain"))
+    pooled = mp.pool_estimates(
+        stated(1.0, 0.1), stated(1.3, 0.2, method="PlainMean()", status="plain")
+    )
     np.testing.assert_allclose(pooled.mean, 0.8 * 1.0 + 0.2 * 1.3)
-    np.testing.assert_allclose(pooled.mcse, np.hypot(0.8 * 0.1, 0.2 * 0.2) * np.sqrt(1 + 4 * 2 * 0.16 / 7))
+    np.testing.assert_allclose(
+        pooled.mcse, np.hypot(0.8 * 0.1, 0.2 * 0.2) * np.sqrt(1 + 4 * 2 * 0.16 / 7)
+    )
     assert pooled.status == ("controlled",)
     assert pooled.method == ("ZeroVariance(degree=2) + PlainMean()",)
 
@@ -75,7 +89,9 @@ def test_a_part_without_an_error_has_no_weight_and_one_that_is_undefined_is_seen
     np.testing.assert_allclose([pooled.mean[0], pooled.mcse[0]], [1.0, 0.1])
     assert pooled.status == ("too_few_draws",)
     assert np.isnan(mp.pool_estimates(*[stated(1.0, np.nan)] * 2).mcse).all()
-    undefined = mp.pool_estimates(stated(1.0, 0.1), stated(np.nan, np.nan, status="undefined", sd=np.nan))
+    undefined = mp.pool_estimates(
+        stated(1.0, 0.1), stated(np.nan, np.nan, status="undefined", sd=np.nan)
+    )
     assert np.isnan([undefined.mean, undefined.mcse, undefined.mcse_plain, undefined.gain]).all()
     assert np.isnan(undefined.covariance).all()
     assert undefined.status == ("undefined",)
@@ -84,9 +100,16 @@ def test_a_part_without_an_error_has_no_weight_and_one_that_is_undefined_is_seen
 def test_a_constant_stays_one():
     parts = [stated(2.0, 0.0, status="constant", sd=0.0, method="PlainMean()")] * 2
     pooled = mp.pool_estimates(*parts)
-    assert (pooled.mean[0], pooled.mcse[0], pooled.gain[0], pooled.status) == (2.0, 0.0, 1.0, ("constant",))
+    assert (pooled.mean[0], pooled.mcse[0], pooled.gain[0], pooled.status) == (
+        2.0,
+        0.0,
+        1.0,
+        ("constant",),
+    )
     with pytest.warns(ConvergenceWarning, match="estimates of f contradict"):
-        mp.pool_estimates(parts[0], stated(3.0, 0.0, status="constant", sd=0.0, method="PlainMean()"))
+        mp.pool_estimates(
+            parts[0], stated(3.0, 0.0, status="constant", sd=0.0, method="PlainMean()")
+        )
 
 
 def test_new_chains_are_added_to_a_saved_reduction(rng, tmp_path):
@@ -109,7 +132,10 @@ def test_a_chain_that_is_in_two_estimates_is_refused(rng, tmp_path):
     one = reduced(x)
     mp.save_tree(one.to_datatree(), tmp_path / "one.nc")
     for other in (one, mp.load_tree(tmp_path / "one.nc")):
-        with pytest.raises(mp.InputError, match="every chain once, got one of the chains of estimate 0 in estimate 1"):
+        with pytest.raises(
+            mp.InputError,
+            match="every chain once, got one of the chains of estimate 0 in estimate 1",
+        ):
             mp.pool_estimates(one, other)
 
 
@@ -118,7 +144,10 @@ def test_rare_events_that_look_alike_are_pooled(rng):
     x = chains(rng, (4, 60, 2))
     rare = np.zeros((4, 60))
     rare[[0, 2], 7] = rare[1, 5] = 1.0
-    parts = [mp.expectation(mp.from_arrays(x[own], -x[own]), rare[own], "plain") for own in (slice(2), slice(2, 4))]
+    parts = [
+        mp.expectation(mp.from_arrays(x[own], -x[own]), rare[own], "plain")
+        for own in (slice(2), slice(2, 4))
+    ]
     assert mp.pool_estimates(*parts).mean[0] == pytest.approx(3 / 240)
 
 
@@ -144,7 +173,9 @@ def test_pooled_errors_are_calibrated(seed, methods):
     rng, z = np.random.default_rng(seed), []
 
     def estimate(x, method):  # without the tree and its tests, which take most of the time
-        return estimate_expectations(Sample.of(make_trace(x, -x), ("cos", "exp"), integrands(x)), method, Options())
+        return estimate_expectations(
+            Sample.of(make_trace(x, -x), ("cos", "exp"), integrands(x)), method, Options()
+        )
 
     for _ in range(REPLICATIONS):
         pooled = mp.pool_estimates(*(estimate(chains(rng), method) for method in methods))
@@ -172,14 +203,19 @@ def test_what_cannot_be_pooled_is_told(rng):
 
 
 def test_weighted_draws_count_as_many_as_are_effective(rng):
-    """One part has as many draws as the other, and a proposal so wide that few of them are effective."""
+    """One part has as many draws as the other, and a proposal so wide that few of them are
+    effective."""
     parts = []
     for width in (1.1, 3.0):
         x = width * rng.normal(size=(1, 400, 1))
         logs = -0.5 * x[..., 0] ** 2 * (1 - 1 / width**2)
-        parts.append(mp.expectation(mp.from_arrays(x, -x, log_weights=logs), {"f": x[..., 0] ** 2}, "plain"))
+        parts.append(
+            mp.expectation(mp.from_arrays(x, -x, log_weights=logs), {"f": x[..., 0] ** 2}, "plain")
+        )
     pooled, sizes = mp.pool_estimates(*parts), np.array([part.info["ess"] for part in parts])
     assert sizes[1] < 0.7 * sizes[0]
-    np.testing.assert_allclose(pooled.mean_plain, sizes @ [part.mean_plain for part in parts] / sizes.sum())
+    np.testing.assert_allclose(
+        pooled.mean_plain, sizes @ [part.mean_plain for part in parts] / sizes.sum()
+    )
     assert pooled.info["ess"] == pytest.approx(sizes.sum())
     assert pooled.info["pareto_khat"] == max(part.info["pareto_khat"] for part in parts)

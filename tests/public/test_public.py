@@ -1,4 +1,5 @@
-"""The public functions on trees: composition, the gate's consequences, and what is left untouched."""
+"""The public functions on trees: composition, the gate's consequences, and what is left
+untouched."""
 
 import json
 import subprocess
@@ -29,7 +30,9 @@ def test_the_table_has_the_promised_columns_and_the_plain_mean(tree, draws):
         "mean", "sd", "mcse", "mean_cv", "mcse_cv", "gain", "method", "status", "digits",
     ]  # fmt: skip
     assert list(table.index) == ["a", "b"]
-    pd.testing.assert_frame_equal(mp.summary(tree, method="zv2"), table.drop(columns=["mean", "sd"]))
+    pd.testing.assert_frame_equal(
+        mp.summary(tree, method="zv2"), table.drop(columns=["mean", "sd"])
+    )
     np.testing.assert_allclose(table["mean"], draws.mean(axis=(0, 1)))
     assert set(table["status"]) == {"on_trust"}  # no log density verifies the scores
     np.testing.assert_allclose(table["mean_cv"], 0.0, atol=1e-12)
@@ -59,7 +62,9 @@ def test_the_tree_is_untouched_and_results_go_into_a_new_one(tree):
 
 def test_json_has_null_for_what_is_not_finite(tree, draws):
     values = np.where(draws[..., 0] > 2.0, np.nan, draws[..., 0])
-    record = json.loads(json.dumps(mp.expectation(tree, {"x": values}, "zv2").to_json_dict(), allow_nan=False))
+    record = json.loads(
+        json.dumps(mp.expectation(tree, {"x": values}, "zv2").to_json_dict(), allow_nan=False)
+    )
     (quantity,) = record["quantities"]
     assert quantity["status"] == "undefined"
     assert quantity["mean"] is None
@@ -83,11 +88,15 @@ def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_meth
 
 
 def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
-    """Two bumps with the scores of one normal of the same mean and variance, which the gate lets through."""
-    x = 0.9 * rng.choice([-1.0, 1.0], size=(4, 300, 1)) + np.sqrt(0.19) * rng.normal(size=(4, 300, 1))
+    """Two bumps with the scores of one normal of the same mean and variance, which the gate lets
+    through."""
+    x = 0.9 * rng.choice([-1.0, 1.0], size=(4, 300, 1)) + np.sqrt(0.19) * rng.normal(
+        size=(4, 300, 1)
+    )
     tree = mp.from_arrays(x, -x)
     with pytest.warns(mp.ScoreWarning, match=r"The controlled estimates of f\[0\] contradict"):
-        result = mp.expectation(tree, x**4, mp.ZeroVariance(4))  # of a normal this is three, exactly
+        # of a normal this is three, exactly
+        result = mp.expectation(tree, x**4, mp.ZeroVariance(4))
     assert result.status == (mp.Status.BAD_SCORES,)
     assert result.mean == result.mean_plain
     with pytest.warns(mp.ScoreWarning, match=r"var\(f\[0\]\) contradict"):
@@ -95,19 +104,28 @@ def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
     with pytest.warns(mp.ScoreWarning, match="half contradict"):
         mp.delta_method(tree, {"half": lambda mean: mean["f"][0] / 2}, x**4, mp.ZeroVariance(4))
     with pytest.warns(mp.ScoreWarning, match=r"one: f\[0\] contradict"):
-        mp.joint_expectation({"one": (tree, x**4)}, mp.VectorValued(SquaredExponential(3.0), np.eye(1), 1e-6))
+        mp.joint_expectation(
+            {"one": (tree, x**4)}, mp.VectorValued(SquaredExponential(3.0), np.eye(1), 1e-6)
+        )
 
 
 @pytest.mark.slow
 def test_a_fixed_parameter_costs_the_others_nothing(draws):
     with_fixed = np.insert(draws, 1, 2.0, axis=-1)
-    tree = mp.from_arrays(with_fixed, np.where(with_fixed == 2.0, 0.0, -with_fixed), names=("a", "fixed", "b"))
+    tree = mp.from_arrays(
+        with_fixed, np.where(with_fixed == 2.0, 0.0, -with_fixed), names=("a", "fixed", "b")
+    )
     alone = mp.from_arrays(draws, -draws, names=("a", "b"))
     cubes = draws[..., 0] ** 3 + np.exp(draws[..., 1])
-    # features of a coordinate that is held fixed do not average to zero: degree three was biased by them
+    # features of a coordinate that is held fixed do not average to zero: degree three was biased by
+    # them
     found, expected = (mp.expectation(t, cubes, "zv3", fallback=False) for t in (tree, alone))
     np.testing.assert_allclose([found.mean, found.mcse], [expected.mean, expected.mcse])
-    assert mp.expectation(tree, method="zv1").status == (mp.Status.ON_TRUST, mp.Status.CONSTANT, mp.Status.ON_TRUST)
+    assert mp.expectation(tree, method="zv1").status == (
+        mp.Status.ON_TRUST,
+        mp.Status.CONSTANT,
+        mp.Status.ON_TRUST,
+    )
     assert "<p>Constant: fixed = 2</p>" in mp.html_report(tree, method="zv1")
 
 
@@ -117,7 +135,8 @@ def test_a_wrong_sign_is_an_error_unless_overridden(draws):
     tree = mp.from_arrays(draws, draws, allow_bad_scores=True)
     with pytest.raises(mp.ScoreError, match="wrong sign"):
         mp.expectation(tree)
-    wrong = mp.expectation(tree, draws[..., 0] ** 2, "zv2", allow_bad_scores=True)  # minus one, and believed
+    # minus one, and believed
+    wrong = mp.expectation(tree, draws[..., 0] ** 2, "zv2", allow_bad_scores=True)
     assert wrong.status == (mp.Status.BAD_SCORES,)
     np.testing.assert_allclose(wrong.mean, -1.0)
 
@@ -188,9 +207,13 @@ def test_arguments_that_would_be_ignored_are_refused(tree):
         mp.stein_weights(tree, method=mp.ControlFunctional(max_states=100))
 
 
-@pytest.mark.parametrize("ask", [mp.expectation, lambda tree, values, method: mp.quantile(tree, 0.5, values, method)])
+@pytest.mark.parametrize(
+    "ask", [mp.expectation, lambda tree, values, method: mp.quantile(tree, 0.5, values, method)]
+)
 def test_chains_that_agree_in_the_mean_and_not_in_the_spread_are_told(rng, ask):
-    away = np.abs(rng.normal(size=(4, 1))) * (-1.0) ** np.arange(200) + 0.05 * rng.normal(size=(4, 200))
+    away = np.abs(rng.normal(size=(4, 1))) * (-1.0) ** np.arange(200) + 0.05 * rng.normal(
+        size=(4, 200)
+    )
     with pytest.warns(UserWarning, match="R-hat") as told:
         ask(mp.from_arrays(away[..., None], -away[..., None]), away, "plain")
     assert len(told) == 1
@@ -205,13 +228,20 @@ def test_whole_numbers_are_not_taken_for_rounded_ones(rng):
     found = mp.expectation(tree, {"start": start, "end": start + 9, "same": 1.0 * start}, "plain")
     np.testing.assert_allclose(np.diff(found.mean), [9.0, -9.0])
     assert (found.mcse > 0.1).all()
-    single = {"a": np.float32(1e5 + x[..., 0]), "b": np.float32(1e5 + x[..., 0]) + np.float32(0.0625)}
-    np.testing.assert_allclose(np.diff(mp.expectation(tree, single, "plain").mean), 0.0625, rtol=1e-3)
+    single = {
+        "a": np.float32(1e5 + x[..., 0]),
+        "b": np.float32(1e5 + x[..., 0]) + np.float32(0.0625),
+    }
+    np.testing.assert_allclose(
+        np.diff(mp.expectation(tree, single, "plain").mean), 0.0625, rtol=1e-3
+    )
 
 
 def test_quantities_of_other_units_are_not_the_same(rng):
     x = rng.normal(size=(2, 50, 1))
-    found = mp.expectation(mp.from_arrays(x, -x), np.stack([1e100 * x[..., 0], 2e100 * x[..., 0]], -1), "plain")
+    found = mp.expectation(
+        mp.from_arrays(x, -x), np.stack([1e100 * x[..., 0], 2e100 * x[..., 0]], -1), "plain"
+    )
     assert found.duplicates == {}
 
 
@@ -233,5 +263,9 @@ def test_a_fixed_coordinate_is_in_no_block(rng):
     tree = mp.from_arrays(draws, -draws, allow_bad_scores=True)
     moving = tuple(f"x[{i}]" for i in range(9) if i != 3)
     assert mp.structure(tree) == {"x": moving}
-    with pytest.raises(mp.InputError, match=r"labels of coordinates that move, got x\[3\] in block `x`"):
-        mp.expectation(tree, method=mp.Structured(structure={"x": ("x[2]", "x[3]")}), allow_bad_scores=True)
+    with pytest.raises(
+        mp.InputError, match=r"labels of coordinates that move, got x\[3\] in block `x`"
+    ):
+        mp.expectation(
+            tree, method=mp.Structured(structure={"x": ("x[2]", "x[3]")}), allow_bad_scores=True
+        )

@@ -1,4 +1,5 @@
-"""Another prior and derivatives with respect to one, on a conjugate model whose answers are exact."""
+"""Another prior and derivatives with respect to one, on a conjugate model whose answers are
+exact."""
 
 import numpy as np
 import pytest
@@ -21,7 +22,9 @@ def log_ratio(draw):
     return -0.5 * ((x - NEW_MEAN) / NEW_SD) ** 2 - np.log(NEW_SD) + 0.5 * x**2
 
 
-EVIDENCE = norm.logpdf(Y, NEW_MEAN, np.sqrt(NEW_SD**2 + NOISE)) - norm.logpdf(Y, 0.0, np.sqrt(1 + NOISE))
+EVIDENCE = norm.logpdf(Y, NEW_MEAN, np.sqrt(NEW_SD**2 + NOISE)) - norm.logpdf(
+    Y, 0.0, np.sqrt(1 + NOISE)
+)
 PRECISION = 1 / NEW_SD**2 + 1 / NOISE
 MEAN = (NEW_MEAN / NEW_SD**2 + Y / NOISE) / PRECISION
 
@@ -45,7 +48,10 @@ def test_another_prior_has_its_evidence_and_its_posterior(rng):
 
 def test_what_has_one_value_has_no_error_under_any_prior(rng):
     tree = trace(rng)
-    fixed = {name: (("chain", "draw"), np.full((4, 100), value)) for name, value in (("zero", 0.0), ("one", 1.0))}
+    fixed = {
+        name: (("chain", "draw"), np.full((4, 100), value))
+        for name, value in (("zero", 0.0), ("one", 1.0))
+    }
     tree["posterior"] = tree["posterior"].to_dataset().assign(fixed)
     asked = ["x", *fixed]
     change = mp.reweight_prior(tree, log_ratio, asked, "zv2")
@@ -58,9 +64,14 @@ def test_what_has_one_value_has_no_error_under_any_prior(rng):
 
 def test_an_event_that_was_not_seen_has_the_error_of_its_complement_and_of_the_slope_s_units(rng):
     tree, far = trace(rng), {"far": lambda draw: draw["x"] > 50.0}
-    change = mp.reweight_prior(tree, log_ratio, far | {"near": lambda draw: draw["x"] < 50.0}, "plain")
+    change = mp.reweight_prior(
+        tree, log_ratio, far | {"near": lambda draw: draw["x"] < 50.0}, "plain"
+    )
     np.testing.assert_allclose(change.mcse[0], change.mcse[1])
-    small, large = (mp.hyper_derivatives(tree, lambda draw, k=k: k * draw["x"], far, "plain") for k in (1.0, 1e3))
+    small, large = (
+        mp.hyper_derivatives(tree, lambda draw, k=k: k * draw["x"], far, "plain")
+        for k in (1.0, 1e3)
+    )
     assert small.mcse[0] > 1e-4
     np.testing.assert_allclose(large.mcse, 1e3 * small.mcse)
     np.testing.assert_allclose(large.mcse_log_evidence, 1e3 * small.mcse_log_evidence)
@@ -80,7 +91,10 @@ def test_its_errors_are_honest(rng):
     for _ in range(40):
         found = mp.reweight_prior(trace(rng), log_ratio, {"x": lambda draw: draw["x"]}, "zv1")
         scores.append(
-            ((found.log_evidence_change - EVIDENCE) / found.mcse_log_evidence, (found.mean[0] - MEAN) / found.mcse[0])
+            (
+                (found.log_evidence_change - EVIDENCE) / found.mcse_log_evidence,
+                (found.mean[0] - MEAN) / found.mcse[0],
+            )
         )
     assert np.all(np.mean(np.square(scores), axis=0) < chi2.isf(1e-5, 40) / 40)
     assert np.all(np.abs(np.mean(scores, axis=0)) < 4.5 / np.sqrt(40))
@@ -102,14 +116,16 @@ def test_ratios_that_are_too_unequal_are_told(rng):
     found = mp.reweight_prior(trace(rng), 8.0 * (x - 0.8) ** 2, method="plain")
     assert found.pareto_khat > 0.7
     assert found.status is mp.Status.HEAVY_TAIL
-    one = mp.reweight_prior(trace(rng), -5e4 * (x - 3.0) ** 2, method="plain")  # all other ratios are zero in floats
+    # all other ratios are zero in floats
+    one = mp.reweight_prior(trace(rng), -5e4 * (x - 3.0) ** 2, method="plain")
     assert one.ess < 1.01
     assert one.pareto_khat == np.inf
     assert one.status is mp.Status.HEAVY_TAIL
 
 
 def test_derivatives_are_exact_where_polynomials_are(rng):
-    """∂ log N(x; m, 1)/∂m = x at m = 0: d log p(y)/dm = y/1.25, dE[x]/dm = Var x, dE[x²]/dm = Cov(x², x)."""
+    """∂ log N(x; m, 1)/∂m = x at m = 0: d log p(y)/dm = y/1.25, dE[x]/dm = Var x, dE[x²]/dm =
+    Cov(x², x)."""
     tree = trace(rng)
     integrands = {"x": lambda draw: draw["x"], "square": lambda draw: draw["x"] ** 2}
     found = mp.hyper_derivatives(tree, lambda draw: draw["x"], integrands, "zv3")

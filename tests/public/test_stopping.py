@@ -1,4 +1,5 @@
-"""Sampling until errors are small enough: what is waited for, how long, and what there is at the end."""
+"""Sampling until errors are small enough: what is waited for, how long, and what there is at the
+end."""
 
 import warnings
 from collections.abc import Callable
@@ -18,7 +19,9 @@ from mcmcpost.stopping import until
 BATCH = 100
 
 
-def batches(seed: int, shift: float = 0.0, stop_after: int | None = None) -> Callable[[int], xarray.DataTree]:
+def batches(
+    seed: int, shift: float = 0.0, stop_after: int | None = None
+) -> Callable[[int], xarray.DataTree]:
     """Return a sampler of four chains of log gamma variates, whose chains lie `shift` apart."""
     rng = np.random.default_rng(seed)
     drawn = []
@@ -28,14 +31,24 @@ def batches(seed: int, shift: float = 0.0, stop_after: int | None = None) -> Cal
             raise KeyboardInterrupt
         drawn.append(number)
         u = np.log(rng.gamma(4.0, size=(4, number * BATCH, 2)))
-        return mp.from_arrays(u + shift * np.arange(4)[:, None, None], 4.0 - np.exp(u), names=["a", "b"])
+        return mp.from_arrays(
+            u + shift * np.arange(4)[:, None, None], 4.0 - np.exp(u), names=["a", "b"]
+        )
 
     draw.drawn = drawn
     return draw
 
 
-def ask(draw: Callable, mcse: object, max_draws: int = 40_000, **options: object) -> mp.SampledUntil:
-    given = {"integrands": None, "method": "plain", "mcse": mcse, "relative": False, "max_draws": max_draws} | options
+def ask(
+    draw: Callable, mcse: object, max_draws: int = 40_000, **options: object
+) -> mp.SampledUntil:
+    given = {
+        "integrands": None,
+        "method": "plain",
+        "mcse": mcse,
+        "relative": False,
+        "max_draws": max_draws,
+    } | options
     return until(draw, **given, progress=False)
 
 
@@ -45,7 +58,8 @@ def test_plain_means_need_the_draws_that_their_errors_say():
     assert found.reached
     assert (found.estimate.mcse <= 0.006).all()
     sizes = found.tree["posterior"].sizes
-    needed = 0.2838 / 0.006**2  # the variance of the logarithm of such a gamma variate is trigamma(4)
+    # the variance of the logarithm of such a gamma variate is trigamma(4)
+    needed = 0.2838 / 0.006**2
     assert 0.85 * needed < sizes["chain"] * sizes["draw"] < 1.4 * needed
     assert draw.drawn[:3] == [1, 1, 2]  # it doubles until the end is in sight
     assert np.array_equal(found.tree["posterior"]["draw"], np.arange(sizes["draw"]))
@@ -54,7 +68,8 @@ def test_plain_means_need_the_draws_that_their_errors_say():
 
 
 def test_looks_at_chains_that_run_are_few_and_come_in_time():
-    """A sampler of 100 draws a second after three seconds of warm-up: 12 looks and not 260 for a thousand draws."""
+    """A sampler of 100 draws a second after three seconds of warm-up: 12 looks and not 260 for a
+    thousand draws."""
     time, wait, before, looks = 0.0, stopping.WAIT, 0, 0
     while (have := int(100 * max(time - 3.0, 0.0))) < 1_000:
         time += wait
@@ -74,7 +89,12 @@ def test_controlled_errors_need_a_batch_alone():
 
 def test_only_what_is_named_is_waited_for_and_aims_may_be_relative():
     draw = batches(2)
-    found = ask(draw, {"a": 0.03}, integrands={"a": lambda x: x["a"], "wide": lambda x: 100 * x["b"]}, relative=True)
+    found = ask(
+        draw,
+        {"a": 0.03},
+        integrands={"a": lambda x: x["a"], "wide": lambda x: 100 * x["b"]},
+        relative=True,
+    )
     assert found.reached
     error = found.estimate.mcse / found.estimate.sd
     assert 0.02 < error[0] <= 0.03
@@ -83,7 +103,9 @@ def test_only_what_is_named_is_waited_for_and_aims_may_be_relative():
 
 
 def test_a_budget_ends_it_with_a_warning():
-    with pytest.warns(UserWarning, match=r"1,000 draws do not suffice, the error of [ab] is .*, asked 0\.0010"):
+    with pytest.warns(
+        UserWarning, match=r"1,000 draws do not suffice, the error of [ab] is .*, asked 0\.0010"
+    ):
         found = ask(batches(3), 0.001, max_draws=1_000)
     assert not found.reached
     assert found.tree["posterior"].sizes["draw"] == 200
@@ -126,7 +148,9 @@ def test_chains_of_numpyro_go_on(key):
 
     y = jnp.array([0.3, 1.1, 0.2])
     settings = {"num_chains": 2, "num_warmup": 100, "batch": 50, "progress": False}
-    found = mp.sample_until(model, y, mcse=0.04, key=key, method="plain", max_draws=5_000, **settings)
+    found = mp.sample_until(
+        model, y, mcse=0.04, key=key, method="plain", max_draws=5_000, **settings
+    )
     draws = found.tree["posterior"]["mu"].values
     assert found.reached
     assert draws.shape[1] > 100

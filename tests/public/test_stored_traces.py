@@ -1,4 +1,5 @@
-"""Traces in the chunks of dask: means come from sums over each, and whatever needs every draw reads them."""
+"""Traces in the chunks of dask: means come from sums over each, and whatever needs every draw reads
+them."""
 
 import dask
 import dask.array as da
@@ -14,7 +15,17 @@ from mcmcpost.core import arrays
 from mcmcpost.stein import SquaredExponential
 from mcmcpost.trees import integrand_values
 
-FIELDS = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit", "residuals")
+FIELDS = (
+    "mean",
+    "mcse",
+    "gain",
+    "variance_ratio",
+    "sd",
+    "mean_plain",
+    "mcse_plain",
+    "mean_crossfit",
+    "residuals",
+)
 
 SHAPE = (3, 400, 4)
 
@@ -35,17 +46,24 @@ def nothing_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "read_chunks", refuse)
 
 
-def skewed_tree(rng: np.random.Generator, *, repeats: bool = True, dtype: type = np.float64) -> xarray.DataTree:
-    """Return draws of a correlated normal, the first half of each chain's states repeated, and a fixed coordinate."""
+def skewed_tree(
+    rng: np.random.Generator, *, repeats: bool = True, dtype: type = np.float64
+) -> xarray.DataTree:
+    """Return draws of a correlated normal, the first half of each chain's states repeated, and a
+    fixed coordinate."""
     mixing = np.array([[1.0, 0.0, 0.0], [0.5, 1.0, 0.0], [-0.3, 0.2, 2.0]])
     z = rng.normal(size=(*SHAPE[:2], 3))
     if repeats:
         z[:, 1:200:2] = z[:, 0:200:2]
-    draws = np.concatenate([1.0 + z @ mixing.T, np.full((*SHAPE[:2], 1), 2.0)], axis=-1).astype(dtype)
+    draws = np.concatenate([1.0 + z @ mixing.T, np.full((*SHAPE[:2], 1), 2.0)], axis=-1).astype(
+        dtype
+    )
     moved = np.linalg.solve(mixing, (draws[..., :3] - 1.0).reshape(-1, 3).T)
     scores = np.zeros_like(draws)
     scores[..., :3] = -np.linalg.solve(mixing.T, moved).T.reshape(*SHAPE[:2], 3)
-    values = np.stack([np.exp(0.3 * draws[..., 0]), draws[..., 1] ** 3, np.cos(draws[..., 2])], axis=-1)
+    values = np.stack(
+        [np.exp(0.3 * draws[..., 0]), draws[..., 1] ** 3, np.cos(draws[..., 2])], axis=-1
+    )
     return mp.from_arrays(draws, scores, values=values)
 
 
@@ -53,7 +71,9 @@ def in_chunks(tree: xarray.DataTree, **sizes: int) -> xarray.DataTree:
     def chunked(data: xarray.Dataset) -> xarray.Dataset:
         return data.chunk({dim: size for dim, size in sizes.items() if dim in data.dims})
 
-    return xarray.DataTree.from_dict({name: chunked(group.to_dataset()) for name, group in tree.children.items()})
+    return xarray.DataTree.from_dict(
+        {name: chunked(group.to_dataset()) for name, group in tree.children.items()}
+    )
 
 
 CHUNKS = {
@@ -65,7 +85,9 @@ CHUNKS = {
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small", "nothing_whole")
-@pytest.mark.parametrize("method", [mp.ZeroVariance(2, mp.LeastSquares()), "auto", "structured", "plain"])
+@pytest.mark.parametrize(
+    "method", [mp.ZeroVariance(2, mp.LeastSquares()), "auto", "structured", "plain"]
+)
 def test_means_come_from_sums_which_no_chunk_changes(rng, method):
     tree = skewed_tree(rng)
     found = mp.expectation(mp.moments(tree, None, method))
@@ -76,7 +98,9 @@ def test_means_come_from_sums_which_no_chunk_changes(rng, method):
         assert own.names == found.names == in_memory.names
         assert own.status == found.status
         for name in set(FIELDS) - {"gain", "variance_ratio"}:  # some gains are rounding
-            np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-6, atol=1e-9, err_msg=name)
+            np.testing.assert_allclose(
+                getattr(own, name), getattr(found, name), rtol=1e-6, atol=1e-9, err_msg=name
+            )
         assert all(isinstance(v.data, da.Array) for v in lazy["posterior"].data_vars.values())
     np.testing.assert_allclose(found.mean_plain, in_memory.mean_plain, rtol=1e-12)
     assert (np.abs(found.mean - in_memory.mean) < 2 * in_memory.mcse + 1e-12).all()
@@ -91,7 +115,9 @@ def test_a_summary_of_means_and_its_tree_read_nothing_whole(rng, tmp_path):
     tree = estimate.to_datatree(lazy)
     assert tree["control_variates/residual"].dims == ("chain", "run", "quantity")
     mp.save_tree(estimate.to_datatree(), tmp_path / "estimate.nc")
-    both = mp.pool_estimates(mp.load_tree(tmp_path / "estimate.nc"), mp.expectation(in_chunks(skewed_tree(rng))))
+    both = mp.pool_estimates(
+        mp.load_tree(tmp_path / "estimate.nc"), mp.expectation(in_chunks(skewed_tree(rng)))
+    )
     assert both.info["pooled_draws"] == [1_200, 1_200]
 
 
@@ -112,20 +138,25 @@ def test_what_needs_every_draw_reads_them(rng, method, options):
     own = mp.expectation(in_chunks(tree, draw=70), method=method, **options)
     assert own.status == found.status
     for name in FIELDS:
-        np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-8, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(own, name), getattr(found, name), rtol=1e-8, atol=1e-10, err_msg=name
+        )
 
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("small", "nothing_whole")
 def test_functions_of_a_draw_are_evaluated_chunk_by_chunk(rng):
     tree = skewed_tree(rng)
-    tree["posterior"] = xarray.DataTree(tree["posterior"].to_dataset().assign(constant=("place", np.arange(3.0))))
+    tree["posterior"] = xarray.DataTree(
+        tree["posterior"].to_dataset().assign(constant=("place", np.arange(3.0)))
+    )
     functions = {
         "product": lambda draw: draw["f[0]"] * draw["f[1]"],
         "not of JAX": lambda draw: float(np.exp(float(draw["f[2]"]) / 4)),
     }
     lazy = in_chunks(tree, draw=70)
-    lazy["posterior"]["constant"].load()  # one in memory beside those in chunks, without chains and draws
+    # one in memory beside those in chunks, without chains and draws
+    lazy["posterior"]["constant"].load()
     found, own = mp.expectation(mp.moments(tree, functions)), mp.expectation(lazy, functions)
     np.testing.assert_allclose(own.mean, found.mean, rtol=1e-9)
     np.testing.assert_allclose(own.residuals, found.residuals, rtol=1e-6, atol=1e-9)
@@ -146,7 +177,9 @@ QUESTIONS = {
 @pytest.mark.slow
 @pytest.mark.usefixtures("nothing_whole")
 @pytest.mark.parametrize("question", QUESTIONS.values(), ids=QUESTIONS)
-def test_what_is_a_function_of_means_comes_from_sums_which_no_chunk_changes(rng, monkeypatch, question):
+def test_what_is_a_function_of_means_comes_from_sums_which_no_chunk_changes(
+    rng, monkeypatch, question
+):
     monkeypatch.setattr(arrays, "LARGE", 1_000)
     monkeypatch.setattr("mcmcpost.sums.LARGE", 1_000)
     tree = skewed_tree(rng, repeats=False)
@@ -155,21 +188,30 @@ def test_what_is_a_function_of_means_comes_from_sums_which_no_chunk_changes(rng,
     assert found.names == in_memory.names
     for name in ("mean", "mcse", "mean_plain", "mcse_plain"):
         for own in others:
-            np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-6, atol=1e-9, err_msg=name)
-    assert (np.abs(found.mean - in_memory.mean) < 2 * np.hypot(found.mcse, in_memory.mcse) + 1e-9).all()
-    np.testing.assert_allclose(found.mean_plain, in_memory.mean_plain, atol=0.3 * in_memory.mcse_plain.max())
+            np.testing.assert_allclose(
+                getattr(own, name), getattr(found, name), rtol=1e-6, atol=1e-9, err_msg=name
+            )
+    assert (
+        np.abs(found.mean - in_memory.mean) < 2 * np.hypot(found.mcse, in_memory.mcse) + 1e-9
+    ).all()
+    np.testing.assert_allclose(
+        found.mean_plain, in_memory.mean_plain, atol=0.3 * in_memory.mcse_plain.max()
+    )
     np.testing.assert_allclose(found.mcse_plain, in_memory.mcse_plain, rtol=0.5)
 
 
 @pytest.mark.slow
 def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch):
-    """Of what is normal all are exact; of its exponential, and of what has few values, as near as the draws say."""
+    """Of what is normal all are exact; of its exponential, and of what has few values, as near as
+    the draws say."""
     monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
     rng = np.random.default_rng(3)
     draws = rng.normal(size=(4, 8_192, 2)) + 1.0
     tree = mp.from_arrays(draws, 1.0 - draws, names=["a", "b"])
     posterior = tree["posterior"].to_dataset()
-    posterior = posterior.assign(e=np.exp(posterior["b"]), k=np.floor(posterior["a"]), same=posterior["a"] * 0 + 2)
+    posterior = posterior.assign(
+        e=np.exp(posterior["b"]), k=np.floor(posterior["a"]), same=posterior["a"] * 0 + 2
+    )
     tree["posterior"] = xarray.DataTree(posterior)
     monkeypatch.setattr(arrays, "LARGE", 1_000)
     levels = np.array([0.02, 0.5, 0.9])
@@ -189,7 +231,10 @@ def test_quantiles_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch)
     rare = posterior["a"] * 0
     rare[1, 77] = 1.0
     tree["posterior"] = xarray.DataTree(posterior.assign(other=other, rare=rare))
-    with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.warns(UserWarning, match="other at 1 of 32768 draws"),
+    ):
         found = mp.quantile(tree.chunk(draw=4_096), 0.5, ["a", "other", "rare", "same"])
     assert found.status[1:] == ("undefined", "plain", "constant")
     for alone, status in (("rare", "plain"), ("same", "constant")):
@@ -207,9 +252,12 @@ def test_quantiles_of_chunks_beside_an_atom_and_of_what_the_few_draws_do_not_see
     draws = np.random.default_rng(4).normal(size=(4, 8_192, 1))
     tree = mp.from_arrays(draws, -draws, names=["a"])
     posterior = tree["posterior"].to_dataset()
-    turns = xarray.zeros_like(posterior["a"]) + np.tile([1.0, -1.0], 4_096)  # every second draw is one
+    # every second draw is one
+    turns = xarray.zeros_like(posterior["a"]) + np.tile([1.0, -1.0], 4_096)
     tree["posterior"] = xarray.DataTree(
-        posterior.assign(positive=np.maximum(posterior["a"], 0.0), side=posterior["a"] > 0, turns=turns)
+        posterior.assign(
+            positive=np.maximum(posterior["a"], 0.0), side=posterior["a"] > 0, turns=turns
+        )
     )
     lazy = tree.chunk(draw=4_096)
     found = mp.quantile(lazy, [0.2, 0.5, 0.9], ["positive", "side"])
@@ -223,8 +271,11 @@ def test_quantiles_of_chunks_beside_an_atom_and_of_what_the_few_draws_do_not_see
 
 
 @pytest.mark.slow
-def test_densities_and_shortest_intervals_of_all_draws_are_looked_for_about_those_of_a_few(monkeypatch):
-    """As are those of a product, for which a polynomial stands; of what is normal densities are exact."""
+def test_densities_and_shortest_intervals_of_all_draws_are_looked_for_about_those_of_a_few(
+    monkeypatch,
+):
+    """As are those of a product, for which a polynomial stands; of what is normal densities are
+    exact."""
     monkeypatch.setattr("mcmcpost.distributions.PILOT", 1_024)
     monkeypatch.setattr(arrays, "LARGE", 1_000)
     draws = np.random.default_rng(5).normal(size=(4, 8_192, 2)) * [1.0, 0.2] + [1.0, 2.0]
@@ -252,14 +303,23 @@ def test_densities_and_shortest_intervals_of_all_draws_are_looked_for_about_thos
     assert (found.gain[:3] > 3).all()
     assert found.status[9:] == ("constant",) * 3
     ends = dist.interval(0.8, "hdi")
-    np.testing.assert_allclose(ends.mean[:2], scipy.stats.norm.interval(0.8, 1.0), atol=4 * ends.mcse[:2].max())
+    np.testing.assert_allclose(
+        ends.mean[:2], scipy.stats.norm.interval(0.8, 1.0), atol=4 * ends.mcse[:2].max()
+    )
     assert (ends.mcse[:2] < 1e-3).all()
-    # In logarithms the densities of a lognormal are the same at ends that are symmetric about m − s².
+    # In logarithms the densities of a lognormal are the same at ends that are symmetric about m −
+    # s².
     normal = scipy.stats.norm(0.3, 0.3)
-    reach = scipy.optimize.brentq(lambda x: np.diff(normal.cdf([0.21 - x, 0.21 + x]))[0] - 0.8, 0.0, 3.0)
-    assert (np.abs(ends.mean[2:4] - np.exp([0.21 - reach, 0.21 + reach])) <= 4 * ends.mcse[2:4]).all()
+    reach = scipy.optimize.brentq(
+        lambda x: np.diff(normal.cdf([0.21 - x, 0.21 + x]))[0] - 0.8, 0.0, 3.0
+    )
+    assert (
+        np.abs(ends.mean[2:4] - np.exp([0.21 - reach, 0.21 + reach])) <= 4 * ends.mcse[2:4]
+    ).all()
     assert (ends.mcse[2:4] < 0.02).all()
-    assert (ends.mcse[4:6] < 0.6 * dist._replace(over_all=None).interval(0.8, "hdi").mcse[4:6]).all()
+    assert (
+        ends.mcse[4:6] < 0.6 * dist._replace(over_all=None).interval(0.8, "hdi").mcse[4:6]
+    ).all()
     assert ends.names[0] == "a [hdi80_lb]"
     assert ends.status[6:] == ("constant",) * 2
     # What is not finite at a draw that is not one of the few is told, and has neither.
@@ -267,18 +327,28 @@ def test_densities_and_shortest_intervals_of_all_draws_are_looked_for_about_thos
     other[2, 5] = np.nan
     tree["posterior"] = xarray.DataTree(posterior.assign(other=other))
     dist = mp.distribution(tree.chunk(draw=4_096), ["a", "other"])
-    with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.warns(UserWarning, match="other at 1 of 32768 draws"),
+    ):
         assert dist.pdf(at[:2]).status[3:] == ("undefined",) * 3
-    with dask.config.set(scheduler="synchronous"), pytest.warns(UserWarning, match="other at 1 of 32768 draws"):
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.warns(UserWarning, match="other at 1 of 32768 draws"),
+    ):
         assert dist.interval(0.8, "hdi").status[2:] == ("undefined",) * 2
 
 
 @pytest.mark.usefixtures("small", "nothing_whole")
 def test_single_precision_is_converted_by_chunks(rng):
     tree = skewed_tree(rng)
-    single = tree.map_over_datasets(lambda data: data.map(lambda v: v.astype(np.float32), keep_attrs=True))
+    single = tree.map_over_datasets(
+        lambda data: data.map(lambda v: v.astype(np.float32), keep_attrs=True)
+    )
     found = mp.expectation(mp.moments(single, None, "zv1"))
-    np.testing.assert_allclose(mp.expectation(in_chunks(single, draw=70), method="zv1").mean, found.mean, rtol=1e-9)
+    np.testing.assert_allclose(
+        mp.expectation(in_chunks(single, draw=70), method="zv1").mean, found.mean, rtol=1e-9
+    )
 
 
 @pytest.mark.usefixtures("small")
@@ -298,8 +368,11 @@ def test_quantities_that_are_not_finite_somewhere_are_counted_at_every_draw(rng)
     tree = skewed_tree(rng)
     values = tree["posterior"]["f[1]"].values.copy()
     values[1, 11] = np.nan
-    tree["posterior"] = xarray.DataTree(tree["posterior"].to_dataset().assign({"f[1]": (("chain", "draw"), values)}))
-    # In one thread: beartype's `catch_warnings` in two would leave the filters of one of them behind.
+    tree["posterior"] = xarray.DataTree(
+        tree["posterior"].to_dataset().assign({"f[1]": (("chain", "draw"), values)})
+    )
+    # In one thread: beartype's `catch_warnings` in two would leave the filters of one of them
+    # behind.
     with (
         dask.config.set(scheduler="synchronous"),
         pytest.warns(UserWarning, match=r"f\[1\] at 1 of 1200 draws\."),
@@ -325,7 +398,9 @@ def generated(rng: np.random.Generator, shape: tuple[int, int, int], draws: int)
     x = da.random.default_rng(int(rng.integers(2**32))).normal(size=shape, chunks=(1, draws, d))
     dims = ("chain", "draw", "unconstrained_parameter")
     stats = xarray.Dataset({"unconstrained_draw": (dims, x), "gradient": (dims, -x)})
-    posterior = xarray.Dataset({"first": (dims[:2], x[..., 0]), "square": (dims[:2], x[..., 0] ** 2)})
+    posterior = xarray.Dataset(
+        {"first": (dims[:2], x[..., 0]), "square": (dims[:2], x[..., 0] ** 2)}
+    )
     return xarray.DataTree.from_dict({"posterior": posterior, "sample_stats": stats})
 
 
@@ -384,12 +459,16 @@ def test_a_cluster_of_two_workers_returns_the_same_numbers(rng):
     tree = skewed_tree(rng)
     found = mp.expectation(mp.moments(tree, None, "zv1"))
     with (
-        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50) as cluster,
+        distributed.LocalCluster(
+            n_workers=2, threads_per_worker=1, dashboard_address=None, silence_logs=50
+        ) as cluster,
         distributed.Client(cluster),
     ):
         own = mp.expectation(in_chunks(tree, draw=70), method="zv1")
     for name in FIELDS:
-        np.testing.assert_allclose(getattr(own, name), getattr(found, name), rtol=1e-10, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(
+            getattr(own, name), getattr(found, name), rtol=1e-10, atol=1e-12, err_msg=name
+        )
 
 
 @pytest.mark.usefixtures("small")
@@ -397,9 +476,15 @@ def test_a_function_may_return_whole_numbers_first_and_others_later(monkeypatch)
     """Draw by draw, since JAX cannot trace it, and a piece of the draws at a time."""
     monkeypatch.setattr("mcmcpost.trees.integrands.ENTRIES", 100)
     values = np.repeat([0.0, 0.5], [1500, 500])[None]
-    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"x": (("chain", "draw"), values)})})
+    tree = xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({"x": (("chain", "draw"), values)})}
+    )
     for own in (tree, in_chunks(tree, draw=50)):
-        found = integrand_values(own, {"half": lambda draw: float(draw["x"]) if draw["x"] > 0 else 0}).values
+        found = integrand_values(
+            own, {"half": lambda draw: float(draw["x"]) if draw["x"] > 0 else 0}
+        ).values
         np.testing.assert_array_equal(found[..., 0], values)
     with pytest.raises(ValueError, match="one shape for every draw"):
-        integrand_values(in_chunks(tree, draw=50), {"f": lambda draw: np.ones(1 + int(draw["x"] > 0))})
+        integrand_values(
+            in_chunks(tree, draw=50), {"f": lambda draw: np.ones(1 + int(draw["x"] > 0))}
+        )

@@ -21,7 +21,8 @@ def log_density(x):
 
 
 def student_draws(rng, size=2_000):
-    """Return draws of a Student t around the normal, the scores of the normal, and their log weights."""
+    """Return draws of a Student t around the normal, the scores of the normal, and their log
+    weights."""
     z = rng.normal(size=(size, 2)) / np.sqrt(rng.chisquare(5, size=(size, 1)) / 5)
     x = MEAN + 0.2 + 1.2 * z @ np.linalg.cholesky(COVARIANCE).T
     shifted, centred = x - MEAN - 0.2, x - MEAN
@@ -31,9 +32,11 @@ def student_draws(rng, size=2_000):
 
 
 def nested_run(rng, live=200, dimension=3, size=5.0):
-    """Return dead points of a run in a ball, exactly: radii from the volumes, likelihood −r²/2, and their log weights.
+    """Return dead points of a run in a ball, exactly: radii from the volumes, likelihood −r²/2, and
+    their log weights.
 
-    The prior is uniform in a ball, so that the points of a run are a Poisson process in the log volume.
+    The prior is uniform in a ball, so that the points of a run are a Poisson process in the log
+    volume.
     """
     steps = live * 12
     log_volume = np.cumsum(np.log(rng.beta(live, 1, size=steps)))
@@ -68,7 +71,9 @@ def test_weighted_means_and_their_errors_are_those_of_the_formula(tree):
     assert (found.mcse >= 0.999 * delta).all()
     assert (found.mcse <= 1.2 * delta).all()
     assert found.info["ess"] == pytest.approx(1 / (share**2).sum())
-    np.testing.assert_allclose(mp.quantile(tree, 0.5, "a", "plain").mean, _median(x[:, 0], share), atol=0.01)
+    np.testing.assert_allclose(
+        mp.quantile(tree, 0.5, "a", "plain").mean, _median(x[:, 0], share), atol=0.01
+    )
 
 
 def _median(values, share):
@@ -76,7 +81,9 @@ def _median(values, share):
     return values[order][np.searchsorted(np.cumsum(share[order]), 0.5)]
 
 
-def test_plain_means_are_weighted_where_scores_are_not_finite_and_in_chunks_of_dask(tree, monkeypatch):
+def test_plain_means_are_weighted_where_scores_are_not_finite_and_in_chunks_of_dask(
+    tree, monkeypatch
+):
     monkeypatch.setattr("mcmcpost.core.arrays.LARGE", 0)
     expected = mp.expectation(tree, method="plain")
     chunked = tree.map_over_datasets(lambda part: part.chunk(draw=500) if part.dims else part)
@@ -129,14 +136,15 @@ def test_the_error_of_a_nested_sampling_run_includes_its_volumes(rng):
 
 
 def test_an_event_has_no_heavy_tail_and_what_is_unbounded_may(nested, rng):
-    """The weights of a run span many orders of magnitude, and so does the influence of a draw on any mean."""
+    """The weights of a run span many orders of magnitude, and so does the influence of a draw on
+    any mean."""
     x = nested["posterior"]["x[0]"].values
     tail = 1 / rng.uniform(size=x.shape)
     events = {f"P(x > {t})": x > t for t in (0.0, 1.0, 1.5, 2.0)}
     found = mp.expectation(nested, events | {"tail": tail}, "plain")
-    assert dict(zip(found.names, map(str, found.status), strict=True)) == dict.fromkeys(events, "plain") | {
-        "tail": "heavy_tail"
-    }
+    assert dict(zip(found.names, map(str, found.status), strict=True)) == dict.fromkeys(
+        events, "plain"
+    ) | {"tail": "heavy_tail"}
     assert set(mp.expectation(nested, events, "plain").status) == {"plain"}
 
 
@@ -161,7 +169,8 @@ def test_controlled_means_of_weighted_draws_are_calibrated(rng):
 
 
 def test_kernels_take_weighted_draws(tree):
-    """The integrand is no polynomial: exp of the first coordinate, whose mean is that of a log-normal."""
+    """The integrand is no polynomial: exp of the first coordinate, whose mean is that of a
+    log-normal."""
     method = mp.SemiExact(1, mp.stein.SquaredExponential(4.0), max_states=200)
     found = mp.expectation(tree, {"exp": lambda draw: jax.numpy.exp(draw["a"])}, method)
     assert found.gain[0] > 30
@@ -172,7 +181,10 @@ def test_kernels_take_weighted_draws(tree):
 @pytest.mark.filterwarnings("ignore::mcmcpost.ScoreWarning")
 @pytest.mark.parametrize(
     ("cut", "khat"),
-    [(lambda logs: np.minimum(logs, 0.5), -np.inf), (lambda logs: np.where(logs < 0, -1e4, logs), 0.5)],
+    [
+        (lambda logs: np.minimum(logs, 0.5), -np.inf),
+        (lambda logs: np.where(logs < 0, -1e4, logs), 0.5),
+    ],
     ids=["above", "below"],
 )
 def test_weights_that_are_cut_off_have_a_tail_or_none(rng, cut, khat):
@@ -225,7 +237,10 @@ def test_what_knows_no_weights_refuses_them(tree, ask):
 
 def test_every_weighted_quantity_reads_the_weights(tree):
     """The draws are around 0.2 more than the mean, and wider."""
-    for estimator, truth in ((mp.standard_deviation, np.sqrt(np.diagonal(COVARIANCE))), (mp.variance, [1.0, 2.0])):
+    for estimator, truth in (
+        (mp.standard_deviation, np.sqrt(np.diagonal(COVARIANCE))),
+        (mp.variance, [1.0, 2.0]),
+    ):
         found = estimator(tree, method="plain")
         assert (np.abs(found.mean - truth) < 5 * found.mcse).all()
     ratio = mp.delta_method(tree, {"r": lambda mean: mean["a"] / mean["b"]}, method="plain")
@@ -239,7 +254,9 @@ def test_every_weighted_quantity_reads_the_weights(tree):
 def test_elpd_reads_the_weights(tree):
     values = tree["posterior"]["a"].values[..., None]
     weighted = tree.copy()
-    weighted["log_likelihood"] = xr.DataTree(xr.Dataset({"y": (("chain", "draw", "i"), -0.1 * values**2)}))
+    weighted["log_likelihood"] = xr.DataTree(
+        xr.Dataset({"y": (("chain", "draw", "i"), -0.1 * values**2)})
+    )
     found = mp.elpd(weighted, method="plain")
     share = np.exp(tree["sample_stats"]["log_weight"].values[0])
     expected = -np.log(share @ np.exp(0.1 * values[0, :, 0] ** 2) / share.sum())
@@ -276,13 +293,19 @@ def test_resampled_draws_have_equal_weights_and_the_same_means(tree, nested):
     more["posterior/labels"] = xr.DataTree(xr.Dataset({"q": ("k", [1, 2])}))
     more["posterior"].dataset = more["posterior"].to_dataset().assign(fixed=("school", [1.0, 2.0]))
     few = mp.resample(more, key=jax.random.key(1), num_draws=70)
-    assert {name: few["posterior"].sizes[name] for name in ("chain", "draw")} == {"chain": 1, "draw": 70}
+    assert {name: few["posterior"].sizes[name] for name in ("chain", "draw")} == {
+        "chain": 1,
+        "draw": 70,
+    }
     assert few["posterior"]["fixed"].dims == ("school",)
     assert few["posterior/labels"]["q"].values.tolist() == [1, 2]
     for name in ("prior", "other"):
         assert few[name].to_dataset().equals(more[name].to_dataset())
     evidence = mp.bridge_evidence(
-        mp.resample(tree, key=jax.random.key(1)), logdensity_fn=log_density, key=jax.random.key(2), method="plain"
+        mp.resample(tree, key=jax.random.key(1)),
+        logdensity_fn=log_density,
+        key=jax.random.key(2),
+        method="plain",
     )
     truth = np.log(2 * np.pi) + 0.5 * np.linalg.slogdet(COVARIANCE)[1]
     assert abs(evidence.value - truth) < 5 * evidence.error < 0.5
@@ -294,10 +317,18 @@ def test_weights_survive_a_file_and_a_table(tree, tmp_path):
     np.testing.assert_array_equal(mp.expectation(mp.load_tree(path), method="zv1").mean, before)
     stats = tree["sample_stats"].to_dataset()
     columns = {name: tree["posterior"][name].values[0] for name in ("a", "b")}
-    columns |= {f"gradient_{name}": stats["gradient"].values[0, :, i] for i, name in enumerate(("a", "b"))}
+    columns |= {
+        f"gradient_{name}": stats["gradient"].values[0, :, i] for i, name in enumerate(("a", "b"))
+    }
     columns |= {"log_weight": stats["log_weight"].values[0]}
     table = tmp_path / "weighted.csv"
-    np.savetxt(table, np.stack(list(columns.values()), 1), delimiter=",", header=",".join(columns), comments="")
+    np.savetxt(
+        table,
+        np.stack(list(columns.values()), 1),
+        delimiter=",",
+        header=",".join(columns),
+        comments="",
+    )
     read = mp.load_tree(table)
     assert set(read["posterior"].data_vars) == {"a", "b"}
     np.testing.assert_allclose(mp.expectation(read, method="zv1").mean, before, rtol=1e-9)
@@ -322,9 +353,14 @@ def test_results_of_dynesty_become_a_tree(rng):
     found = mp.expectation(scored, method="zv1")
     np.testing.assert_allclose(found.mean, 0.0, atol=1e-9)
     whole = mp.from_arrays(
-        results.samples[None], -results.samples[None], log_weights=results.logwt[None], num_live=[results.samples_n]
+        results.samples[None],
+        -results.samples[None],
+        log_weights=results.logwt[None],
+        num_live=[results.samples_n],
     )
-    np.testing.assert_allclose(found.mcse_plain, mp.expectation(whole, method="plain").mcse, rtol=1e-9)
+    np.testing.assert_allclose(
+        found.mcse_plain, mp.expectation(whole, method="plain").mcse, rtol=1e-9
+    )
     del results.samples_n
     results.nlive = 100
     live = mp.from_dynesty(results)["sample_stats"]["num_live"].values[0]
@@ -333,7 +369,9 @@ def test_results_of_dynesty_become_a_tree(rng):
         mp.from_dynesty(np.zeros(3))
 
 
-@pytest.mark.parametrize("logs", [lambda x: np.where(x == x.max(), 500.0, 0.0), lambda x: 40 * x, lambda x: 3 * x])
+@pytest.mark.parametrize(
+    "logs", [lambda x: np.where(x == x.max(), 500.0, 0.0), lambda x: 40 * x, lambda x: 3 * x]
+)
 def test_a_few_draws_with_all_the_weight_have_no_error_at_rounding(rng, logs):
     x = rng.normal(size=(4, 100, 2))
     with warnings.catch_warnings():

@@ -28,10 +28,15 @@ def gamma(rng, _, n):
 
 
 def logistic(rng, d, n):
-    """A posterior of thirty coin flips, with draws from about it: the test needs no draws of the density itself."""
+    """A posterior of thirty coin flips, with draws from about it: the test needs no draws of the
+    density itself."""
     X, x = rng.standard_normal((30, d)) / np.sqrt(d), rng.standard_normal((n, d))
     eta = x @ X.T
-    return x, -(1 / (1 + np.exp(-eta))) @ X - x, -np.logaddexp(0, eta).sum(axis=1) - 0.5 * (x**2).sum(axis=1)
+    return (
+        x,
+        -(1 / (1 + np.exp(-eta))) @ X - x,
+        -np.logaddexp(0, eta).sum(axis=1) - 0.5 * (x**2).sum(axis=1),
+    )
 
 
 TARGETS = [(logistic, 3), (gaussian, 1), (gaussian, 3), (gaussian, 20), (banana, 2), (gamma, 1)]
@@ -75,11 +80,14 @@ def test_third_derivatives_are_not_mistaken_for_wrong_scores(rng):
 
 @pytest.mark.parametrize("d", [20, 60])
 def test_right_scores_of_group_effects_are_not_blamed(d, rng):
-    """The skew of a log standard deviation looks like scores that are shifted by a multiple of their own size."""
+    """The skew of a log standard deviation looks like scores that are shifted by a multiple of
+    their own size."""
     sd = 0.3
     v, e = sd * rng.standard_normal((4, 1000, 1)), rng.standard_normal((4, 1000, d))
     x = np.concatenate([v, np.exp(v) * e], axis=-1)
-    scores = np.concatenate([-v / sd**2 + (e**2 - 1).sum(axis=-1, keepdims=True), -e * np.exp(-v)], axis=-1)
+    scores = np.concatenate(
+        [-v / sd**2 + (e**2 - 1).sum(axis=-1, keepdims=True), -e * np.exp(-v)], axis=-1
+    )
     lp = -0.5 * (v[..., 0] / sd) ** 2 - 0.5 * (e**2).sum(axis=-1) - d * v[..., 0]
     assert misfit(x.reshape(-1, d + 1), scores.reshape(-1, d + 1), lp.reshape(-1)).wrong
     check = check_scores(make_trace(x, scores), lp)
@@ -90,7 +98,10 @@ def test_what_tells_nothing_is_not_judged(rng):
     assert misfit(*gaussian(rng, 5, 50)) is None
     x, s, lp = gaussian(rng, 2, 400)
     assert misfit(x, s, np.ones(400)) is None
-    assert misfit(np.repeat(x[:20], 20, axis=0), np.repeat(s[:20], 20, axis=0), np.repeat(lp[:20], 20)) is None
+    assert (
+        misfit(np.repeat(x[:20], 20, axis=0), np.repeat(s[:20], 20, axis=0), np.repeat(lp[:20], 20))
+        is None
+    )
     assert misfit(1e200 * x, 1e-200 * s, lp) is None
     collinear = misfit(np.c_[x, x[:, 0]], np.c_[s, np.zeros(400)], lp)
     assert not collinear.wrong
@@ -115,7 +126,9 @@ def test_scores_times_a_twentieth_more_are_plain_with_a_log_density_and_on_trust
     partly = lp.copy()
     partly[:, 7::50], partly[0, 0] = -np.inf, np.nan
     for scores, recorded in ((-1.05 * x, lp), (-x + 0.03, lp), (-1.05 * x, partly)):
-        with pytest.warns(mp.ScoreWarning, match="not the gradient of the log density that the sampler recorded"):
+        with pytest.warns(
+            mp.ScoreWarning, match="not the gradient of the log density that the sampler recorded"
+        ):
             wrong = mp.expectation(tree_of(x, scores, recorded), method="zv2")
         assert set(wrong.status) == {mp.Status.BAD_SCORES}
         np.testing.assert_array_equal(wrong.mean, wrong.mean_plain)

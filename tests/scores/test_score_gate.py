@@ -90,24 +90,40 @@ def test_autocorrelated_right_scores_pass(rng):
 # pattern: draws and scores as someone would wrongly store them.
 MISTAKES = {
     "sign": lambda rng, c, n: (lambda x, s: (x, -s))(*correlated(rng, c, n)),
-    "sign of one": lambda rng, c, n: (lambda x, s: (x, s * np.array([1, -1, 1])))(*gaussian(rng, c, n)),
+    "sign of one": lambda rng, c, n: (lambda x, s: (x, s * np.array([1, -1, 1])))(
+        *gaussian(rng, c, n)
+    ),
     "jacobian of a positive": lambda rng, c, n: (lambda x, s: (x, s - 1))(*log_gamma(rng, c, n)),
-    "jacobian of an interval": lambda rng, c, n: (lambda x, s: (x, s - 1 + 2 * expit(x)))(*logit_beta(rng, c, n)),
+    "jacobian of an interval": lambda rng, c, n: (lambda x, s: (x, s - 1 + 2 * expit(x)))(
+        *logit_beta(rng, c, n)
+    ),
     "constrained scores of a positive": lambda rng, c, n: (lambda x, s: (x, (s - 1) * np.exp(-x)))(
         *log_gamma(rng, c, n)
     ),
     "constrained scores of an interval": lambda rng, c, n: (
         lambda x, s: (x, (s - 1 + 2 * expit(x)) / (expit(x) * expit(-x)))
     )(*logit_beta(rng, c, n)),
-    "constrained draws of a positive": lambda rng, c, n: (lambda x, s: (np.exp(x), s))(*log_gamma(rng, c, n)),
-    "constrained draws of an interval": lambda rng, c, n: (lambda x, s: (expit(x), s))(*logit_beta(rng, c, n)),
-    "order of coordinates": lambda rng, c, n: (lambda x, s: (x * [1, 2, 3], s[..., [1, 2, 0]] / [2, 3, 1]))(
+    "constrained draws of a positive": lambda rng, c, n: (lambda x, s: (np.exp(x), s))(
+        *log_gamma(rng, c, n)
+    ),
+    "constrained draws of an interval": lambda rng, c, n: (lambda x, s: (expit(x), s))(
+        *logit_beta(rng, c, n)
+    ),
+    "order of coordinates": lambda rng, c, n: (
+        lambda x, s: (x * [1, 2, 3], s[..., [1, 2, 0]] / [2, 3, 1])
+    )(*gaussian(rng, c, n)),
+    "rows of the draw before": lambda rng, c, n: (lambda x, s: (x[:, 1:], s[:, :-1]))(
+        *with_memory(rng, c, n)
+    ),
+    "rows of two draws after": lambda rng, c, n: (lambda x, s: (x[:, :-2], s[:, 2:]))(
+        *log_gamma(rng, c, n)
+    ),
+    "rows the other way round": lambda rng, c, n: (lambda x, s: (x, s[:, ::-1]))(
+        *correlated(rng, c, n)
+    ),
+    "rows of other draws": lambda rng, c, n: (lambda x, s: (x, rng.permuted(s, axis=1)))(
         *gaussian(rng, c, n)
     ),
-    "rows of the draw before": lambda rng, c, n: (lambda x, s: (x[:, 1:], s[:, :-1]))(*with_memory(rng, c, n)),
-    "rows of two draws after": lambda rng, c, n: (lambda x, s: (x[:, :-2], s[:, 2:]))(*log_gamma(rng, c, n)),
-    "rows the other way round": lambda rng, c, n: (lambda x, s: (x, s[:, ::-1]))(*correlated(rng, c, n)),
-    "rows of other draws": lambda rng, c, n: (lambda x, s: (x, rng.permuted(s, axis=1)))(*gaussian(rng, c, n)),
 }
 
 
@@ -116,7 +132,13 @@ def test_known_mistakes_are_named(rng, mistake):
     check = check_scores(make_trace(*MISTAKES[mistake](rng, 4, 1000)))
     assert (check.verdict, check.pattern) == ("error", mistake.split()[0])
     assert max(np.abs(check.z_mean).max(), np.abs(check.z_product).max()) > check.threshold
-    words = {"sign": "wrong sign", "jacobian": "log-Jacobian", "constrained": "θ", "order": "order", "rows": "draw"}
+    words = {
+        "sign": "wrong sign",
+        "jacobian": "log-Jacobian",
+        "constrained": "θ",
+        "order": "order",
+        "rows": "draw",
+    }
     assert words[check.pattern] in check.message
     assert "x[1]" in check.message or check.z_mean.shape == (1,) or check.pattern == "rows"
 
@@ -135,7 +157,8 @@ def test_it_is_told_how_the_rows_of_scores_are_out_of_order(rng, mistake, words)
 
 
 def test_scores_that_are_too_large_are_not_taken_for_those_of_other_draws(rng):
-    """Twice the scores are right two or three draws later, where half of a chain's memory has faded."""
+    """Twice the scores are right two or three draws later, where half of a chain's memory has
+    faded."""
     x, s = with_memory(rng, 4, 1000)
     assert check_scores(make_trace(x, s / 0.6)).pattern == "scale"
 
@@ -157,12 +180,37 @@ def test_non_finite_scores_are_an_error(rng, bad):
 @pytest.mark.parametrize(
     ("draws", "scores", "pattern", "words"),
     [
-        (lambda rng: rng.exponential(size=(4, 500, 1)), lambda x: -np.ones_like(x), "constant", "no gain is possible"),
-        (lambda rng: rng.uniform(size=(4, 500, 1)), np.zeros_like, "constant", "no gain is possible"),
-        (lambda rng: np.abs(rng.normal(size=(4, 500, 1))), lambda x: -x, "boundary", "no gain is possible"),
+        (
+            lambda rng: rng.exponential(size=(4, 500, 1)),
+            lambda x: -np.ones_like(x),
+            "constant",
+            "no gain is possible",
+        ),
+        (
+            lambda rng: rng.uniform(size=(4, 500, 1)),
+            np.zeros_like,
+            "constant",
+            "no gain is possible",
+        ),
+        (
+            lambda rng: np.abs(rng.normal(size=(4, 500, 1))),
+            lambda x: -x,
+            "boundary",
+            "no gain is possible",
+        ),
         (lambda rng: rng.normal(size=(4, 500, 2)), lambda x: -0.4 * x, "scale", "tempered"),
-        (lambda rng: rng.normal(size=(4, 500, 2)), lambda x: -x + 0.5 * x**2, "unknown", "log-Jacobian"),
-        (lambda rng: np.full((4, 500, 1), rng.normal()), lambda x: 0 * x, "not_converged", "every draw is the same"),
+        (
+            lambda rng: rng.normal(size=(4, 500, 2)),
+            lambda x: -x + 0.5 * x**2,
+            "unknown",
+            "log-Jacobian",
+        ),
+        (
+            lambda rng: np.full((4, 500, 1), rng.normal()),
+            lambda x: 0 * x,
+            "not_converged",
+            "every draw is the same",
+        ),
         (lambda rng: rng.normal(size=(4, 3, 1)), lambda x: -x, "too_few_draws", "too few"),
     ],
 )
@@ -184,7 +232,9 @@ def test_a_fixed_coordinate_is_not_tested(rng):
 
 
 def test_chains_in_different_modes_are_not_converged(rng):
-    x = rng.normal(size=(4, 200, 2)) + np.array([0.0, 0.0, 0.0, 8.0])[:, None, None] * np.array([1.0, 0.0])
+    x = rng.normal(size=(4, 200, 2)) + np.array([0.0, 0.0, 0.0, 8.0])[:, None, None] * np.array(
+        [1.0, 0.0]
+    )
     centre = np.where(x > 4, 8.0, 0.0)
     check = check_scores(make_trace(x, centre - x))
     assert (check.verdict, check.pattern) == ("warn", "not_converged")
@@ -219,7 +269,9 @@ def test_screening_never_hides_a_failure(rng):
     x, s = correlated(rng, 3, 40)
     exact, screened = z_products(x, -s, 0.0), z_products(x, -s, 4.0)
     assert (np.abs(screened) >= np.abs(exact) - 1e-9).all()
-    np.testing.assert_allclose(screened[np.abs(screened) > 4], exact[np.abs(screened) > 4], rtol=1e-9)
+    np.testing.assert_allclose(
+        screened[np.abs(screened) > 4], exact[np.abs(screened) > 4], rtol=1e-9
+    )
 
 
 def test_many_coordinates_are_tested_in_a_band(rng):
@@ -250,8 +302,11 @@ def test_many_chains_shorter_than_their_autocorrelation_pass_unless_they_drift(r
     np.testing.assert_array_equal(disagreeing(moving, 1e-4), [False, True, True])
 
 
-def test_draws_that_a_file_has_rounded_to_a_few_values_are_told_from_chains_that_have_not_converged(rng):
-    """θ ~ N(1e6, 1) in six digits: the plain mean is many of its errors off, and no error shows it."""
+def test_draws_that_a_file_has_rounded_to_a_few_values_are_told_from_chains_that_have_not_converged(
+    rng,
+):
+    """θ ~ N(1e6, 1) in six digits: the plain mean is many of its errors off, and no error shows
+    it."""
     normal = rng.normal(size=(4, 500, 2))
     draws = np.stack([1e6 + normal[..., 0], normal[..., 1]], axis=-1)
     rounded = np.vectorize(lambda x: float(f"{x:.6g}"))(draws)
@@ -259,9 +314,11 @@ def test_draws_that_a_file_has_rounded_to_a_few_values_are_told_from_chains_that
     check = check_scores(make_trace(rounded, -normal, ("a", "b")))
     assert (check.verdict, check.pattern) == ("error", "rounded")
     assert re.search(
-        r"the draws of a are rounded to 6 digits, \d values with 2000 scores .* sig_figs=18", check.message
+        r"the draws of a are rounded to 6 digits, \d values with 2000 scores .* sig_figs=18",
+        check.message,
     )
-    fine = make_trace(np.round(normal, 1), -normal, ("a", "b"))  # a tenth of a standard deviation matters to nothing
+    # a tenth of a standard deviation matters to nothing
+    fine = make_trace(np.round(normal, 1), -normal, ("a", "b"))
     assert check_scores(fine).verdict == "pass"
 
 
@@ -317,7 +374,9 @@ def test_one_wild_score_is_placed(rng, target, size):
     s[1, 333, 0] = size
     check = check_scores(make_trace(x, s))
     assert (check.verdict, check.pattern) == ("warn", "wild")
-    assert f"got {size:.3g} for x[0] at chain 1, draw 333, where all others are below" in check.message
+    assert (
+        f"got {size:.3g} for x[0] at chain 1, draw 333, where all others are below" in check.message
+    )
     s[3, 7] = -size
     assert "; 1 more draw as wild" in check_scores(make_trace(x, s)).message
 
@@ -336,7 +395,9 @@ def test_draws_too_far_from_zero_for_their_digits_are_told_from_wrong_scores(rng
     x, s = correlated(rng, 4, 1000)
     check = check_scores(make_trace(x + np.array([0, 1e13, 0]), s))
     assert (check.verdict, check.pattern) == ("warn", "precision")
-    assert re.search(r"draws of x\[1\] .* near 1e\+13 .* 0\.002 apart", check.message), check.message
+    assert re.search(r"draws of x\[1\] .* near 1e\+13 .* 0\.002 apart", check.message), (
+        check.message
+    )
     assert check_scores(make_trace(x + np.array([0, 1e10, 0]), s)).verdict == "pass"
 
 
@@ -350,7 +411,8 @@ UNITS = {
 @pytest.mark.parametrize("target", [gaussian, correlated])
 @pytest.mark.parametrize("words", UNITS)
 def test_scores_in_other_units_are_told_as_factors(rng, target, words):
-    """`correlated` has products x_j s_j of a standard deviation near ten, in which a factor of two does not show."""
+    """`correlated` has products x_j s_j of a standard deviation near ten, in which a factor of two
+    does not show."""
     x, s = target(rng, 4, 2000)
     stretch, factor = UNITS[words]
     check = check_scores(make_trace(x / x.std((0, 1)) * stretch, s * x.std((0, 1)) * factor))
@@ -377,7 +439,8 @@ def truncated(rng, c, n):
 
 @pytest.mark.parametrize(("target", "n"), [(angle, 500), (truncated, 1000)])
 def test_a_density_that_does_not_vanish_where_the_draws_end_is_told(rng, target, n):
-    """The score of an angle is zero at its ends, and that of a truncated normal looks like too small a multiple."""
+    """The score of an angle is zero at its ends, and that of a truncated normal looks like too
+    small a multiple."""
     patterns = [check_scores(make_trace(*target(rng, 4, n))).pattern for _ in range(10)]
     assert patterns.count("boundary") >= 9, patterns
 

@@ -1,4 +1,5 @@
-"""Scores at stored draws: right values, any batch, any number of devices, and no finite score where there is none."""
+"""Scores at stored draws: right values, any batch, any number of devices, and no finite score where
+there is none."""
 
 import os
 import subprocess
@@ -91,5 +92,7 @@ np.testing.assert_allclose(scores, exact, rtol=1e-5, atol=1e-8)
         "XLA_FLAGS": "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0",
         "JAX_PLATFORMS": "cpu",
     }
-    result = subprocess.run([sys.executable, "-c", script], env=os.environ | flags, capture_output=True, text=True)
+    result = subprocess.run(
+        [sys.executable, "-c", script], env=os.environ | flags, capture_output=True, text=True
+    )
     assert result.returncode == 0, result.stderr

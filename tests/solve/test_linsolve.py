@@ -32,7 +32,9 @@ def test_factorise_keeps_a_nugget_that_works(system):
     matrix, _ = system
     factor = factorise(matrix, jnp.ones(40), jnp.asarray(1e-8))
     assert not bool(factor.raised)
-    np.testing.assert_allclose(factor.lower @ factor.lower.T, matrix + 1e-8 * np.eye(40), rtol=1e-12)
+    np.testing.assert_allclose(
+        factor.lower @ factor.lower.T, matrix + 1e-8 * np.eye(40), rtol=1e-12
+    )
 
 
 def test_factorise_climbs_tenfold_until_positive_definite():
@@ -75,7 +77,9 @@ def test_conjugate_gradients_reach_cholesky_in_n_steps(system, preconditioned):
 
 def test_conjugate_gradients_stop_at_the_budget_and_say_so(system):
     matrix, right = system
-    solution = conjugate_gradients(lambda v: matrix @ v, right, precondition=lambda r: r, rtol=1e-12, max_steps=3)
+    solution = conjugate_gradients(
+        lambda v: matrix @ v, right, precondition=lambda r: r, rtol=1e-12, max_steps=3
+    )
     assert int(solution.num_steps) == 3
     assert not bool(solution.converged.any())
 
@@ -83,10 +87,14 @@ def test_conjugate_gradients_stop_at_the_budget_and_say_so(system):
 def test_a_zero_right_hand_side_rests_and_does_not_poison_the_others(system):
     matrix, right = system
     right = right.at[:, 1].set(0.0)
-    solution = conjugate_gradients(lambda v: matrix @ v, right, precondition=lambda r: r, rtol=1e-10, max_steps=80)
+    solution = conjugate_gradients(
+        lambda v: matrix @ v, right, precondition=lambda r: r, rtol=1e-10, max_steps=80
+    )
     assert bool(solution.converged.all())
     assert not np.any(np.asarray(solution.value[:, 1]))
-    np.testing.assert_allclose(solution.value[:, 0], np.linalg.solve(matrix, right[:, 0]), rtol=1e-6)
+    np.testing.assert_allclose(
+        solution.value[:, 0], np.linalg.solve(matrix, right[:, 0]), rtol=1e-6
+    )
 
 
 def test_an_unreachable_tolerance_ends(system):
@@ -111,7 +119,9 @@ def test_invert_is_the_dense_inverse(rng, dtype):
     assert found.matrix.dtype == dtype
     np.testing.assert_array_equal(found.matrix, found.matrix.T)
     np.testing.assert_allclose(found.matrix @ matrix, np.eye(30), atol=rtol)
-    np.testing.assert_allclose(found.log_determinant, np.linalg.slogdet(matrix.astype(float))[1], rtol=rtol)
+    np.testing.assert_allclose(
+        found.log_determinant, np.linalg.slogdet(matrix.astype(float))[1], rtol=rtol
+    )
 
 
 def test_invert_of_an_indefinite_matrix_is_nan():
@@ -124,7 +134,11 @@ def test_invert_of_an_indefinite_matrix_is_nan():
 def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng, sizes):
     n = 24
     root, noise = rng.normal(size=(n, n)), rng.uniform(1, 2, size=n)
-    gram, basis, values = root @ root.T + np.eye(n), rng.normal(size=(n, 3)), rng.normal(size=(n, 2))
+    gram, basis, values = (
+        root @ root.T + np.eye(n),
+        rng.normal(size=(n, 3)),
+        rng.normal(size=(n, 2)),
+    )
     solutions, nugget = leave_blocks_out(gram, noise, 0.1, basis, values, sizes)
     assert nugget == 0.1
     matrix, blocks = gram + 0.1 * np.diag(noise), np.repeat(range(len(sizes)), sizes)
@@ -135,7 +149,9 @@ def test_leaving_blocks_out_is_generalised_least_squares_on_the_other_rows(rng, 
         gamma = covariance @ basis[rest].T @ inverse @ values[rest]
         np.testing.assert_allclose(solution.coefficients, gamma, rtol=1e-8)
         np.testing.assert_allclose(solution.covariance, covariance, rtol=1e-8)
-        np.testing.assert_allclose(solution.dual[rest], inverse @ (values[rest] - basis[rest] @ gamma), rtol=1e-7)
+        np.testing.assert_allclose(
+            solution.dual[rest], inverse @ (values[rest] - basis[rest] @ gamma), rtol=1e-7
+        )
         assert not np.any(solution.dual[~rest])
 
 
@@ -159,7 +175,9 @@ def test_a_small_inverse_uses_one_blas_thread_and_gives_the_others_back(monkeypa
     lapack = cholesky._invert_by_lapack
 
     def watched(dense):
-        seen.append({pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"})
+        seen.append(
+            {pool["num_threads"] for pool in threadpool_info() if pool["user_api"] == "blas"}
+        )
         return lapack(dense)
 
     monkeypatch.setattr(cholesky, "_invert_by_lapack", watched)

@@ -5,7 +5,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.solve.search import LBFGS, Hyperparameters, Log, Packing, Softplus, TrainingProblem, is_positive
+from mcmcpost.solve.search import (
+    LBFGS,
+    Hyperparameters,
+    Log,
+    Packing,
+    Softplus,
+    TrainingProblem,
+    is_positive,
+)
 from mcmcpost.stein import Matern32, Polynomial, Scaled
 
 KERNEL = Scaled(4.0, Matern32(np.array([0.5, 1e3])))
@@ -35,7 +43,9 @@ def test_relative_parameters_are_deviations_and_multiples_of_the_start():
 
 def test_what_is_not_free_keeps_its_value_and_has_no_place_in_the_vector():
     kernel = Polynomial(2, 1.0, np.array([0.5, 0.7]), centre=-1.0)
-    packing = Packing(Hyperparameters(kernel, np.asarray(0.09)), free=Hyperparameters(is_positive, False))
+    packing = Packing(
+        Hyperparameters(kernel, np.asarray(0.09)), free=Hyperparameters(is_positive, False)
+    )
     x = packing.pack(Hyperparameters(kernel, np.asarray(0.09)))
     np.testing.assert_allclose(np.exp(x), [1.0, 0.5, 0.7])
     moved = packing.unpack(jnp.asarray(x + 1))
@@ -46,7 +56,11 @@ def test_what_is_not_free_keeps_its_value_and_has_no_place_in_the_vector():
 def test_entries_that_are_not_positive_are_taken_as_they_are():
     entries = np.array([[2.0, -1.0, 3.0], [1.0, 0.0, 5.0]])
     marks = Hyperparameters(True, np.array([True, False, True]))
-    packing = Packing(Hyperparameters(Matern32(2.0), entries), free=Hyperparameters(is_positive, True), positive=marks)
+    packing = Packing(
+        Hyperparameters(Matern32(2.0), entries),
+        free=Hyperparameters(is_positive, True),
+        positive=marks,
+    )
     x = packing.pack(Hyperparameters(Matern32(2.0), entries))
     np.testing.assert_allclose(x, [np.log(2), np.log(2), -1, np.log(3), 0, 0, np.log(5)])
     same(packing.unpack(jnp.asarray(x)), Hyperparameters(Matern32(2.0), entries))
@@ -60,7 +74,9 @@ def test_entries_that_are_not_positive_are_taken_as_they_are():
 def test_the_box_is_a_factor_of_the_values(scale):
     packing = Packing(TREE, scale, relative=True)
     x = packing.pack(TREE)
-    low, middle, high = (packing.values(jnp.asarray(row)) for row in np.insert(packing.box(x, 10.0).T, 1, x, axis=0))
+    low, middle, high = (
+        packing.values(jnp.asarray(row)) for row in np.insert(packing.box(x, 10.0).T, 1, x, axis=0)
+    )
     np.testing.assert_allclose(low * 10, middle, rtol=1e-9)
     np.testing.assert_allclose(high / 10, middle, rtol=1e-9)
 
@@ -73,7 +89,9 @@ def double_well(x):
 
 
 def starts(*points):
-    return [TrainingProblem(double_well, np.array([x]), np.array([[-10.0, np.inf]])) for x in points]
+    return [
+        TrainingProblem(double_well, np.array([x]), np.array([[-10.0, np.inf]])) for x in points
+    ]
 
 
 def test_the_best_of_several_starts_is_found_and_broken_starts_are_skipped():

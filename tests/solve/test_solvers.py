@@ -1,4 +1,5 @@
-"""Every solver under every operator, eager, jitted, vectorised and differentiated, against dense algebra."""
+"""Every solver under every operator, eager, jitted, vectorised and differentiated, against dense
+algebra."""
 
 import functools
 
@@ -51,9 +52,12 @@ def limited(name, rtol=RTOL, budget=None):
 
 def system(name, points, lengthscale=1.3, noise=NOISE):
     if name == "matern":
-        return Regularised(kernel_operator(kernel(lengthscale), points, block=16), jnp.asarray(noise))
+        return Regularised(
+            kernel_operator(kernel(lengthscale), points, block=16), jnp.asarray(noise)
+        )
     return Regularised(
-        stein_operator(SquaredExponential(lengthscale), points, -points, block=16), jnp.full(len(points), noise)
+        stein_operator(SquaredExponential(lengthscale), points, -points, block=16),
+        jnp.full(len(points), noise),
     )
 
 
@@ -66,7 +70,8 @@ def data(rng):
     ("operator", "solver"),
     [
         *(("matern", solver) for solver in SOLVERS),
-        # Cholesky sees only the dense matrix, and conjugate gradients on this operator are differentiated below.
+        # Cholesky sees only the dense matrix, and conjugate gradients on this operator are
+        # differentiated below.
         *(pytest.param("stein", solver, marks=pytest.mark.slow) for solver in ("ap", "sgd")),
     ],
 )
@@ -79,7 +84,8 @@ def test_every_solver_agrees_with_dense_algebra(operator, solver, data, key):
 
 
 def with_derivatives(solution):
-    """Return the solution and its derivatives in lengthscale and right-hand side, at two lengthscales, jitted."""
+    """Return the solution and its derivatives in lengthscale and right-hand side, at two
+    lengthscales, jitted."""
 
     def scalar(lengthscale, b):
         value = solution(lengthscale, b)
@@ -101,7 +107,9 @@ def dense_with_derivatives(operator):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("operator", "solver"), [*(("matern", solver) for solver in EXPANDED), ("stein", "cg")])
+@pytest.mark.parametrize(
+    ("operator", "solver"), [*(("matern", solver) for solver in EXPANDED), ("stein", "cg")]
+)
 def test_every_solver_is_jitted_vectorised_and_differentiated(operator, solver, data, key):
     points, right = data
 
@@ -118,7 +126,9 @@ def test_every_solver_is_jitted_vectorised_and_differentiated(operator, solver, 
 
 def test_every_solver_is_in_the_table():
     classes = {
-        c for c in vars(mcmcpost.solve).values() if isinstance(c, type) and issubclass(c, AbstractIterativeSolver)
+        c
+        for c in vars(mcmcpost.solve).values()
+        if isinstance(c, type) and issubclass(c, AbstractIterativeSolver)
     }
     assert classes - {AbstractIterativeSolver} | {Cholesky} == {type(s) for s in SOLVERS.values()}
 
@@ -223,7 +233,9 @@ def test_operator_parts_agree_with_the_dense_matrix(data):
     rows = jnp.array([3, 60, 17])
     np.testing.assert_allclose(a.matmul(right), dense @ right, atol=1e-12)
     np.testing.assert_allclose(a.rows_matmul(rows, right), dense[rows] @ right, atol=1e-12)
-    np.testing.assert_allclose(a.columns_matmul(rows, right[:3]), dense[:, rows] @ right[:3], atol=1e-12)
+    np.testing.assert_allclose(
+        a.columns_matmul(rows, right[:3]), dense[:, rows] @ right[:3], atol=1e-12
+    )
     np.testing.assert_allclose(a.block(rows), dense[rows][:, rows], atol=1e-14)
     inverse = a.preconditioner(N)
     np.testing.assert_allclose(inverse(right), np.linalg.solve(dense, right), atol=1e-9)
@@ -267,7 +279,9 @@ def test_right_hand_sides_and_guesses_may_be_lists(data):
     points, right = data
     a = system("matern", points)
     listed = solve(a, right.tolist(), SOLVERS["cg"], initial=np.zeros_like(right).tolist())
-    np.testing.assert_allclose(listed.value, solve(a, right, SOLVERS["cg"]).value, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(
+        listed.value, solve(a, right, SOLVERS["cg"]).value, rtol=1e-6, atol=1e-9
+    )
 
 
 def test_requests_that_do_not_fit_are_refused(data):
@@ -297,8 +311,12 @@ def test_sides_of_any_size_and_kind_are_solved(solver, data, key):
         assert int(found.outcome) == Outcome.CONVERGED
         np.testing.assert_allclose(np.asarray(found.value) / size, wanted, atol=1e-7)
     for right in (np.ones((N, K), int), [[1.0] * K] * N):
-        np.testing.assert_allclose(solve(a, right, limited(solver), key=key).value, wanted, atol=1e-7)
-    assert int(solve(a, np.full((N, K), np.nan), limited(solver), key=key).outcome) == Outcome.BROKEN
+        np.testing.assert_allclose(
+            solve(a, right, limited(solver), key=key).value, wanted, atol=1e-7
+        )
+    assert (
+        int(solve(a, np.full((N, K), np.nan), limited(solver), key=key).outcome) == Outcome.BROKEN
+    )
 
 
 @pytest.mark.parametrize("solver", ["cg", "cg_plain"])

@@ -12,7 +12,8 @@ from mcmcpost.stein import AbstractKernel
 
 
 def of_all(kernels: Mapping[str, AbstractKernel]) -> Callable[[Callable], Callable]:
-    """Make f(kernel, *arrays) into f(name, *arrays), one program for all kernels: it compiles in half the time."""
+    """Make f(kernel, *arrays) into f(name, *arrays), one program for all kernels: it compiles in
+    half the time."""
 
     def decorate(function: Callable) -> Callable:
         @eqx.filter_jit
@@ -33,7 +34,8 @@ def rank_three_shapes(jaxpr: jax.extend.core.Jaxpr) -> list[tuple[int, ...]]:
     for equation in jaxpr.eqns:
         shapes += [v.aval.shape for v in equation.outvars if getattr(v.aval, "ndim", 0) >= 3]
         for parameter in jax.tree.leaves(
-            list(equation.params.values()), is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr")
+            list(equation.params.values()),
+            is_leaf=lambda p: hasattr(p, "eqns") or hasattr(p, "jaxpr"),
         ):
             inside = getattr(parameter, "jaxpr", parameter)
             if hasattr(inside, "eqns"):
@@ -41,7 +43,9 @@ def rank_three_shapes(jaxpr: jax.extend.core.Jaxpr) -> list[tuple[int, ...]]:
     return shapes
 
 
-def check_parameter_gradients(gram: Callable[..., jax.Array], kernel: AbstractKernel, rng: np.random.Generator) -> None:
+def check_parameter_gradients(
+    gram: Callable[..., jax.Array], kernel: AbstractKernel, rng: np.random.Generator
+) -> None:
     """Compare the derivatives of a Gram matrix in the kernel's parameters with central differences.
 
     With a repeated state, where √r is not differentiable.
@@ -58,6 +62,8 @@ def check_parameter_gradients(gram: Callable[..., jax.Array], kernel: AbstractKe
 
     flat, step = np.asarray(flat), 1e-5
     gradient = np.asarray(objective(flat)[1])
-    ends = [(objective(flat + step * e)[0], objective(flat - step * e)[0]) for e in np.eye(flat.size)]
+    ends = [
+        (objective(flat + step * e)[0], objective(flat - step * e)[0]) for e in np.eye(flat.size)
+    ]
     numeric = np.diff(np.asarray(ends))[:, 0] / (-2 * step)
     np.testing.assert_allclose(gradient, numeric, rtol=1e-6, atol=1e-7 * np.abs(gradient).max())

@@ -32,14 +32,20 @@ def test_every_concrete_kernel_is_registered() -> None:
 
 @pytest.fixture(scope="module")
 def grams() -> dict[str, tuple[np.ndarray, ...]]:
-    """Return the Gram of two sets and of one, of every kernel, each beside `evaluate`, by one program."""
+    """Return the Gram of two sets and of one, of every kernel, each beside `evaluate`, by one
+    program."""
     X, Y = (np.random.default_rng(crc32(b"grams")).normal(size=(n, 3)) for n in (4, 5))
 
     @jax.jit
     def program(X: jax.Array, Y: jax.Array) -> dict[str, tuple[jax.Array, ...]]:
         def of_each(kernel: AbstractKernel) -> tuple[jax.Array, ...]:
             slow = jax.vmap(lambda x: jax.vmap(lambda y: kernel.evaluate(x, y))(Y))(X)
-            return gram(kernel, X, Y), slow, gram(kernel, X), jax.vmap(lambda x: kernel.evaluate(x, x))(X)
+            return (
+                gram(kernel, X, Y),
+                slow,
+                gram(kernel, X),
+                jax.vmap(lambda x: kernel.evaluate(x, x))(X),
+            )
 
         return {name: of_each(kernel) for name, kernel in KERNELS.items()}
 
@@ -48,7 +54,9 @@ def grams() -> dict[str, tuple[np.ndarray, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
-def test_gram_is_evaluate_on_every_pair(name: str, grams: dict[str, tuple[np.ndarray, ...]]) -> None:
+def test_gram_is_evaluate_on_every_pair(
+    name: str, grams: dict[str, tuple[np.ndarray, ...]]
+) -> None:
     fast, slow, own, diagonal = grams[name]
     np.testing.assert_allclose(fast, slow, rtol=1e-11, atol=1e-12 * np.abs(slow).max())
     np.testing.assert_allclose(np.diag(own), diagonal, rtol=1e-13)
@@ -61,7 +69,9 @@ def derivatives() -> dict[str, tuple[list[np.ndarray], list[np.ndarray]]]:
     @jax.jit
     def program(r: jax.Array) -> dict[str, tuple[list[jax.Array], list[jax.Array]]]:
         return {
-            name: jax.jvp(lambda u, kernel=kernel: kernel.derivatives(u, 4), (r,), (jnp.ones_like(r),))
+            name: jax.jvp(
+                lambda u, kernel=kernel: kernel.derivatives(u, 4), (r,), (jnp.ones_like(r),)
+            )
             for name, kernel in PROFILES.items()
         }
 
@@ -98,7 +108,9 @@ def test_matern_derivatives_keep_their_digits_near_zero(r: float) -> None:
 def test_matern_derivatives_at_zero_are_the_documented_convention() -> None:
     zero = jnp.asarray(0.0)
     np.testing.assert_array_equal(Matern32().derivatives(zero, 3), [1.0, -1.5, 0.0, 0.0])
-    np.testing.assert_allclose(Matern52().derivatives(zero, 4), [1.0, -5 / 6, 25 / 12, 0.0, 0.0], rtol=1e-15)
+    np.testing.assert_allclose(
+        Matern52().derivatives(zero, 4), [1.0, -5 / 6, 25 / 12, 0.0, 0.0], rtol=1e-15
+    )
     first = jax.grad(lambda r: Matern52().derivatives(r, 0)[0])
     assert first(zero) == pytest.approx(-5 / 6)
     assert jax.grad(first)(zero) == pytest.approx(25 / 12)
@@ -107,14 +119,19 @@ def test_matern_derivatives_at_zero_are_the_documented_convention() -> None:
 
 def test_rational_quadratic_tends_to_the_squared_exponential() -> None:
     r = jnp.linspace(0.0, 4.0, 7)
-    rational, limit = RationalQuadratic(1.0, 1e9).derivatives(r, 3), SquaredExponential().derivatives(r, 3)
+    rational, limit = (
+        RationalQuadratic(1.0, 1e9).derivatives(r, 3),
+        SquaredExponential().derivatives(r, 3),
+    )
     np.testing.assert_allclose(rational, limit, rtol=1e-7)
 
 
 def test_inverse_multiquadric_without_an_exponent_has_one_half() -> None:
     r = jnp.asarray([0.0, 1e-18, 0.3, 7.0, 1e12])
     np.testing.assert_allclose(
-        InverseMultiquadric(2.0).derivatives(r, 4), InverseMultiquadric(2.0, 0.5).derivatives(r, 4), rtol=1e-13
+        InverseMultiquadric(2.0).derivatives(r, 4),
+        InverseMultiquadric(2.0, 0.5).derivatives(r, 4),
+        rtol=1e-13,
     )
     assert len(jax.tree.leaves(InverseMultiquadric(2.0))) == 1
 
@@ -123,7 +140,12 @@ def test_operators_build_compositions() -> None:
     a, b = SquaredExponential(), Matern52()
     assert isinstance(a + b, Sum)
     assert isinstance(a * b, Product)
-    for factor, scaled in ((2.0, 2.0 * a), (2.0, a * 2.0), (2.0, np.float64(2.0) * a), (2.0, jnp.asarray(2.0) * a)):
+    for factor, scaled in (
+        (2.0, 2.0 * a),
+        (2.0, a * 2.0),
+        (2.0, np.float64(2.0) * a),
+        (2.0, jnp.asarray(2.0) * a),
+    ):
         assert isinstance(scaled, Scaled)
         assert float(scaled.amplitude) == factor
 
@@ -149,7 +171,10 @@ def test_parameters_keep_jax_arrays_and_become_float64_otherwise() -> None:
         (lambda: RationalQuadratic(1.0, np.ones(2)), "alpha.*scalar"),
         (lambda: InverseMultiquadric(1.0, -0.5), "exponent"),
         (lambda: Polynomial(0), "degree"),
-        (lambda: gram(SquaredExponential(), np.arange(3.0)), r"gram: expected `X` of shape \(n, d\)"),
+        (
+            lambda: gram(SquaredExponential(), np.arange(3.0)),
+            r"gram: expected `X` of shape \(n, d\)",
+        ),
         (lambda: gram(SquaredExponential(), np.ones((3, 2)), np.ones((3, 1))), "of one dimension"),
         (lambda: Polynomial(2, offset=-1.0), "offset.*at least 0"),
         (lambda: Polynomial(2, scale=0.0), "scale"),
@@ -181,13 +206,17 @@ def test_integer_points_are_numbers_and_nan_stays_nan() -> None:
 
 
 def test_construction_under_a_transformation_skips_the_range_check() -> None:
-    values = jax.vmap(lambda ell: SquaredExponential(ell).evaluate(jnp.zeros(2), jnp.ones(2)))(jnp.asarray([1.0, 2.0]))
+    values = jax.vmap(lambda ell: SquaredExponential(ell).evaluate(jnp.zeros(2), jnp.ones(2)))(
+        jnp.asarray([1.0, 2.0])
+    )
     np.testing.assert_allclose(values, np.exp([-1.0, -0.25]), rtol=1e-15)
 
 
 def test_distances_survive_a_far_origin(rng: np.random.Generator) -> None:
     X = rng.normal(size=(5, 2))
-    np.testing.assert_allclose(gram(Matern52(), X + 1e6), gram(Matern52(), (X + 1e6) - 1e6), atol=1e-9)
+    np.testing.assert_allclose(
+        gram(Matern52(), X + 1e6), gram(Matern52(), (X + 1e6) - 1e6), atol=1e-9
+    )
 
 
 def test_products_of_any_two_profiles_stay_closed(rng: np.random.Generator) -> None:

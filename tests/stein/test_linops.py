@@ -19,7 +19,9 @@ class GaussianTile(eqx.Module):
         return jnp.exp(-((rows["x"][:, None] - columns["x"][None, :]) ** 2) / width)
 
 
-def make(n: int, rng: np.random.Generator, dtype: type, block: int) -> tuple[TileOperator, np.ndarray]:
+def make(
+    n: int, rng: np.random.Generator, dtype: type, block: int
+) -> tuple[TileOperator, np.ndarray]:
     """An operator whose diagonal differs from its tile's, so that losing it shows."""
     x = rng.normal(size=n).astype(dtype)
     diagonal = (1.5 + rng.uniform(size=n)).astype(dtype)
@@ -31,7 +33,10 @@ def make(n: int, rng: np.random.Generator, dtype: type, block: int) -> tuple[Til
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "block", "dtype"),
-    [*((n, block, np.float64) for n, block in ((1, 4), (7, 3), (8, 4), (21, 5), (21, 512))), (7, 3, np.float32)],
+    [
+        *((n, block, np.float64) for n, block in ((1, 4), (7, 3), (8, 4), (21, 5), (21, 512))),
+        (7, 3, np.float32),
+    ],
 )
 def test_products_columns_and_diagonal_are_the_dense_ones(
     n: int, block: int, dtype: type, rng: np.random.Generator
@@ -54,7 +59,9 @@ def test_cross_products_are_the_dense_ones(o: int, rng: np.random.Generator) -> 
     operator, _ = make(17, rng, np.float64, 5)
     other, V = rng.normal(size=o), rng.normal(size=(17, 2))
     dense = np.exp(-((other[:, None] - operator.rows["x"][None]) ** 2) / 2)
-    np.testing.assert_allclose(operator.cross_matmul({"x": other}, V), dense @ V, rtol=1e-12, atol=1e-13)
+    np.testing.assert_allclose(
+        operator.cross_matmul({"x": other}, V), dense @ V, rtol=1e-12, atol=1e-13
+    )
 
 
 def test_products_differentiate_and_map(rng: np.random.Generator) -> None:
@@ -68,9 +75,17 @@ def test_products_differentiate_and_map(rng: np.random.Generator) -> None:
     def dense(width: jax.Array, V: jax.Array) -> jax.Array:
         x = jnp.asarray(operator.rows["x"])
         K = jnp.exp(-((x[:, None] - x[None]) ** 2) / width)
-        return jnp.sum(W * (jnp.where(jnp.eye(9, dtype=bool), jnp.asarray(operator.exact_diagonal)[:, None], K) @ V))
+        return jnp.sum(
+            W
+            * (
+                jnp.where(jnp.eye(9, dtype=bool), jnp.asarray(operator.exact_diagonal)[:, None], K)
+                @ V
+            )
+        )
 
-    found, expected = (jax.jit(jax.grad(function, (0, 1)))(2.0, V[0]) for function in (objective, dense))
+    found, expected = (
+        jax.jit(jax.grad(function, (0, 1)))(2.0, V[0]) for function in (objective, dense)
+    )
     for slope, twin in zip(found, expected, strict=True):
         np.testing.assert_allclose(slope, twin, rtol=1e-11)
     mapped = jax.vmap(operator.matmul)(V)
@@ -111,7 +126,9 @@ def test_product_memory_is_that_of_a_tile() -> None:
 @pytest.mark.parametrize("lengths", [(3, 4), (0, 0)])
 def test_rows_of_another_length_are_refused(lengths: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match=r"TileOperator.*one positive length"):
-        TileOperator(GaussianTile(jnp.asarray(1.0)), {"x": np.zeros(lengths[0])}, np.ones(lengths[1]))
+        TileOperator(
+            GaussianTile(jnp.asarray(1.0)), {"x": np.zeros(lengths[0])}, np.ones(lengths[1])
+        )
 
 
 class FeatureTile(eqx.Module):

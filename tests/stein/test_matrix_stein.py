@@ -1,4 +1,5 @@
-"""Matrix-valued Stein kernels: the definition, the mean under each target, and the paper's own parametrisation."""
+"""Matrix-valued Stein kernels: the definition, the mean under each target, and the paper's own
+parametrisation."""
 
 import equinox as eqx
 import jax.numpy as jnp
@@ -62,10 +63,16 @@ def gram(kernel, x, s, tasks, y, sy, others):
 
 
 def defined_gram(kernel, x, s, tasks):
-    """Return Σ_q (B_q)_{t_i t_j} k₀,q(x_i, x_j) entry by entry, each point with the score of its own task's target."""
-    scalar = [np.asarray(GRAMS[kernel.order](k, jnp.asarray(x), jnp.asarray(s))) for k in kernel.kernels]
+    """Return Σ_q (B_q)_{t_i t_j} k₀,q(x_i, x_j) entry by entry, each point with the score of its
+    own task's target."""
+    scalar = [
+        np.asarray(GRAMS[kernel.order](k, jnp.asarray(x), jnp.asarray(s))) for k in kernel.kernels
+    ]
     terms = list(zip(kernel.covariances, scalar, strict=True))
-    entries = [[sum(b[t, u] * k[i, j] for b, k in terms) for j, u in enumerate(tasks)] for i, t in enumerate(tasks)]
+    entries = [
+        [sum(b[t, u] * k[i, j] for b, k in terms) for j, u in enumerate(tasks)]
+        for i, t in enumerate(tasks)
+    ]
     return np.array(entries)
 
 
@@ -83,27 +90,37 @@ def test_the_gram_is_the_definition_entry_by_entry(rng, rows, order):
 
 @pytest.mark.parametrize("order", [1, 2])
 def test_other_points_take_the_score_of_the_task_they_are_asked_for(rng, rows, order):
-    """The same points asked as draws of each task in turn: one row block of the matrix-valued kernel each."""
+    """The same points asked as draws of each task in turn: one row block of the matrix-valued
+    kernel each."""
     kernel = Coregionalisation(KERNELS["separable"], random_covariances(rng, 1), order)
     x, s = rows
     new = rng.normal(size=(5, 2))
     for t in range(T):
         label = np.full(5, t)
         found = gram(kernel, new, score(new, label), label, x, s, TASKS)
-        scalar = GRAMS[order](kernel.kernels[0], *(jnp.asarray(a) for a in (new, score(new, label), x, s)))
-        np.testing.assert_allclose(found, kernel.covariances[0][t][TASKS] * np.asarray(scalar), rtol=1e-9)
+        scalar = GRAMS[order](
+            kernel.kernels[0], *(jnp.asarray(a) for a in (new, score(new, label), x, s))
+        )
+        np.testing.assert_allclose(
+            found, kernel.covariances[0][t][TASKS] * np.asarray(scalar), rtol=1e-9
+        )
 
 
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dimension", [1, 2])
-def test_every_function_of_the_space_has_mean_zero_under_its_own_target(rng, rows, dimension, order):
+def test_every_function_of_the_space_has_mean_zero_under_its_own_target(
+    rng, rows, dimension, order
+):
     x, s = (a[:, :dimension] for a in rows)
     kernels = (SquaredExponential(np.full(dimension, 1.8)), Polynomial(3, 0.5))
     kernel = Coregionalisation(kernels, random_covariances(rng, 2), order)
     coefficients = rng.normal(size=len(x))
     node, weight = np.polynomial.hermite_e.hermegauss(60)
     grid = np.stack(np.meshgrid(*[node] * dimension), -1).reshape(-1, dimension)
-    weights = np.prod(np.stack(np.meshgrid(*[weight / weight.sum()] * dimension), -1).reshape(len(grid), -1), axis=1)
+    weights = np.prod(
+        np.stack(np.meshgrid(*[weight / weight.sum()] * dimension), -1).reshape(len(grid), -1),
+        axis=1,
+    )
     wrong = []
     for t in range(T):
         at, label = MEANS[t, :dimension] + SCALES[t] * grid, np.full(len(grid), t)
@@ -117,7 +134,8 @@ def test_every_function_of_the_space_has_mean_zero_under_its_own_target(rng, row
 
 
 def whole_matrix(kernel, covariance, x, own, y, other):
-    """K₀ with the scores of every target at every point: (n, m, T, T). Theorem 3.1, as the paper writes it."""
+    """K₀ with the scores of every target at every point: (n, m, T, T). Theorem 3.1, as the paper
+    writes it."""
     blocks = np.empty((len(x), len(y), T, T))
     for t in range(T):
         for u in range(T):
@@ -127,7 +145,8 @@ def whole_matrix(kernel, covariance, x, own, y, other):
 
 
 def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(rng, rows):
-    """Theorem 4.1: θ_j ∈ R^T, cross-task scores, normal equations; here (G + λ diag m_t)c = y − β."""
+    """Theorem 4.1: θ_j ∈ R^T, cross-task scores, normal equations; here (G + λ diag m_t)c = y −
+    β."""
     x, s = rows
     penalty, beta = 1e-2, np.array([0.3, -0.2, 0.5])
     covariance = random_covariances(rng, 1)[0]
@@ -142,12 +161,16 @@ def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(r
     every = np.stack([score(x, np.full(n, t)) for t in range(T)], axis=1)
     big = whole_matrix(base, covariance, x, every, x, every)
     features = big[np.arange(n), :, TASKS, :].reshape(n, n * T)
-    normal = (features.T / per_task) @ features + penalty * big.transpose(0, 2, 1, 3).reshape(n * T, n * T)
+    normal = (features.T / per_task) @ features + penalty * big.transpose(0, 2, 1, 3).reshape(
+        n * T, n * T
+    )
     theta = np.linalg.lstsq(normal, (features.T / per_task) @ (y - beta[TASKS]), rcond=1e-13)[0]
 
     new = rng.normal(size=(20, 2))
     at_new = np.stack([score(new, np.full(20, t)) for t in range(T)], axis=1)
-    paper = np.einsum("ijts,js->it", whole_matrix(base, covariance, new, at_new, x, every), theta.reshape(n, T))
+    paper = np.einsum(
+        "ijts,js->it", whole_matrix(base, covariance, new, at_new, x, every), theta.reshape(n, T)
+    )
     for t in range(T):
         label = np.full(20, t)
         ours = gram(kernel, new, at_new[:, t], label, x, s, TASKS) @ coefficients
@@ -155,11 +178,19 @@ def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(r
 
 
 def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tasks(rng):
-    """Σ_t Σ_j (f − β_t − g_t)²/m + λ‖g‖² over c and β, by plain normal equations in both, η = λm/mean(diag)."""
+    """Σ_t Σ_j (f − β_t − g_t)²/m + λ‖g‖² over c and β, by plain normal equations in both, η =
+    λm/mean(diag)."""
     size = 8
-    traces = [make_trace(x, score(x, np.full(size, t))) for t in range(2) for x in [rng.normal(size=(1, size, 2))]]
+    traces = [
+        make_trace(x, score(x, np.full(size, t)))
+        for t in range(2)
+        for x in [rng.normal(size=(1, size, 2))]
+    ]
     problem = make_joint_problem(
-        traces, [values_at(a.draws[0], 0)[None, :, None] for a in traces], moments=(0.0, 1.0), num_folds=2
+        traces,
+        [values_at(a.draws[0], 0)[None, :, None] for a in traces],
+        moments=(0.0, 1.0),
+        num_folds=2,
     )
     kernel = Coregionalisation(KERNELS["separable"], random_covariances(rng, 1, 2))
     m, nugget = 2 * size, 0.02
@@ -170,7 +201,9 @@ def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tas
     design = np.concatenate([matrix, indicators], axis=1)
     rough = np.zeros((m + 2, m + 2))
     rough[:m, :m] = matrix
-    solution = np.linalg.lstsq(design.T @ design / size + penalty * rough, design.T @ y / size, rcond=None)[0]
+    solution = np.linalg.lstsq(
+        design.T @ design / size + penalty * rough, design.T @ y / size, rcond=None
+    )[0]
 
     points = (problem.draws, problem.scores, problem.indicators)
     data = kernel_data(points, problem.indicators, problem.values[:, None], problem)

@@ -9,7 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.stein import num_polynomial_features, operators, polynomial_exponents, polynomial_features
+from mcmcpost.stein import (
+    num_polynomial_features,
+    operators,
+    polynomial_exponents,
+    polynomial_features,
+)
 
 
 @functools.cache
@@ -40,7 +45,9 @@ def test_features_are_the_langevin_operator_of_monomials(
         fast = polynomial_features(Z, T, E)
     assert fast.dtype == dtype
     slow = np.asarray(slow_features(d, degree)(Z.astype(float), T.astype(float)))
-    np.testing.assert_allclose(fast, slow, rtol=0, atol=20 * np.finfo(dtype).eps * np.abs(slow).max())
+    np.testing.assert_allclose(
+        fast, slow, rtol=0, atol=20 * np.finfo(dtype).eps * np.abs(slow).max()
+    )
 
 
 def test_features_integrate_to_zero_under_a_correlated_gaussian() -> None:
@@ -98,7 +105,9 @@ def test_many_features_use_no_memory_beyond_blocks() -> None:
     """1,770 features of 2,000 draws in 20 dimensions: an (n, q, d) array would be 566 MB."""
     E = polynomial_exponents(20, 3)
     variables, powers = np.zeros((3, len(E)), int), np.ones((3, len(E)), int)
-    lowered = operators._features.lower(np.zeros((2000, 20)), np.zeros((2000, 20)), variables, powers, 3)
+    lowered = operators._features.lower(
+        np.zeros((2000, 20)), np.zeros((2000, 20)), variables, powers, 3
+    )
     assert lowered.compile().memory_analysis().temp_size_in_bytes < 40e6
 
 

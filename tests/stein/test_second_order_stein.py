@@ -1,4 +1,5 @@
-"""Second-order Stein kernels against the definition by nested autodiff, and the properties that make them useful."""
+"""Second-order Stein kernels against the definition by nested autodiff, and the properties that
+make them useful."""
 
 from collections.abc import Callable
 
@@ -52,7 +53,10 @@ REFUSED = {name: kernel for name, kernel in KERNELS.items() if name not in FROM_
     "sum_with_matern32": SquaredExponential() + Matern32(),
 }
 
-ALL = SUPPORTED | {"polynomial_linear_shifted": Polynomial(1, 0.7), "polynomial_quadratic": Polynomial(2, 0.7)}
+ALL = SUPPORTED | {
+    "polynomial_linear_shifted": Polynomial(1, 0.7),
+    "polynomial_quadratic": Polynomial(2, 0.7),
+}
 
 type Function = Callable[[jax.Array, jax.Array], jax.Array]
 
@@ -72,12 +76,19 @@ def langevin(f: Function, argument: int, score: jax.Array) -> Function:
     return image
 
 
-DEFINED = {name: kernel for name, kernel in SUPPORTED.items() if name != "scaled" and f"{name}_ard" not in SUPPORTED}
-"""Compared with the definition; "scaled_sum" holds what is left out, scaled and with one lengthscale."""
+DEFINED = {
+    name: kernel
+    for name, kernel in SUPPORTED.items()
+    if name != "scaled" and f"{name}_ard" not in SUPPORTED
+}
+"""Compared with the definition; "scaled_sum" holds what is left out, scaled and with one
+lengthscale."""
 
 
 @of_all(DEFINED)
-def slow_gram(kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array) -> jax.Array:
+def slow_gram(
+    kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array
+) -> jax.Array:
     def entry(x: jax.Array, s: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
         return langevin(langevin(kernel.evaluate, 1, t), 0, s)(x, y)
 
@@ -89,7 +100,8 @@ def slow_gram(kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array,
 def fast(
     kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the Gram and the diagonal of the first set; points are (24, 3) wherever they can, to compile once."""
+    """Return the Gram and the diagonal of the first set; points are (24, 3) wherever they can, to
+    compile once."""
     return second_order_stein_gram(kernel, X, SX, Y, SY), second_order_stein_diagonal(kernel, X, SX)
 
 
@@ -116,7 +128,9 @@ def test_gram_in_single_precision_is_its_definition(name: str, data: np.ndarray)
     with jax.numpy_dtype_promotion("strict"):
         single, diagonal = fast(name, *data.astype(np.float32))
     assert single.dtype == diagonal.dtype == jnp.float32
-    np.testing.assert_allclose(single, slow, rtol=0, atol=500 * np.finfo(np.float32).eps * np.abs(slow).max())
+    np.testing.assert_allclose(
+        single, slow, rtol=0, atol=500 * np.finfo(np.float32).eps * np.abs(slow).max()
+    )
 
 
 @pytest.mark.parametrize("name", SUPPORTED)
@@ -164,15 +178,20 @@ def test_coincident_points_are_the_definition(name: str, data: np.ndarray) -> No
     np.testing.assert_allclose(diagonal, own, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("name", "lengthscale"), [("matern52", 0.9), ("matern52_ard", ARD)], ids=["isotropic", "ard"])
+@pytest.mark.parametrize(
+    ("name", "lengthscale"), [("matern52", 0.9), ("matern52_ard", ARD)], ids=["isotropic", "ard"]
+)
 def test_matern52_is_continuous_at_coincidence(
     name: str, lengthscale: float | np.ndarray, data: np.ndarray, rng: np.random.Generator
 ) -> None:
-    """κ‴ and κ⁗ are infinite at 0, yet k₀″ → κ″(0)(4(trΛ)² + 8 trΛ²) − 2κ′(0) s·Λs′, at the rate |δ|."""
+    """κ‴ and κ⁗ are infinite at 0, yet k₀″ → κ″(0)(4(trΛ)² + 8 trΛ²) − 2κ′(0) s·Λs′, at the rate
+    |δ|."""
     X, S, _, _ = data
     T = S[::-1]
     precision = np.broadcast_to(1 / np.square(lengthscale), 3)
-    limit = 25 / 12 * (4 * precision.sum() ** 2 + 8 * (precision**2).sum()) + 5 / 3 * np.sum(S * precision * T, 1)
+    limit = 25 / 12 * (4 * precision.sum() ** 2 + 8 * (precision**2).sum()) + 5 / 3 * np.sum(
+        S * precision * T, 1
+    )
     direction = rng.normal(size=X.shape)
     direction /= np.sqrt(np.sum(direction**2 * precision, 1, keepdims=True))
     for gap in (1e-2, 1e-4, 1e-6):
@@ -188,8 +207,11 @@ def test_matern52_is_continuous_at_coincidence(
 
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.parametrize("gap", [0.0, 1e-14, 1e-9, 1e-5, 1e-2])
-def test_gram_is_positive_up_to_rounding_near_duplicates(name: str, gap: float, rng: np.random.Generator) -> None:
-    """Matérn-5/2 loses half the digits at a near-coincidence: its κ‴ grows as 1/√r, and r has rounding error eps."""
+def test_gram_is_positive_up_to_rounding_near_duplicates(
+    name: str, gap: float, rng: np.random.Generator
+) -> None:
+    """Matérn-5/2 loses half the digits at a near-coincidence: its κ‴ grows as 1/√r, and r has
+    rounding error eps."""
     half, shift, scores = rng.normal(size=(3, 12, 3))
     X, S = np.concatenate([half, half + gap * shift]), np.concatenate([scores, scores])
     K = of_one_set(name, X, S)
@@ -200,7 +222,9 @@ def test_gram_is_positive_up_to_rounding_near_duplicates(name: str, gap: float, 
 
 @eqx.filter_jit
 @eqx.filter_value_and_grad
-def entry_and_slope(kernel: AbstractKernel, x: np.ndarray, y: np.ndarray, s: np.ndarray) -> jax.Array:
+def entry_and_slope(
+    kernel: AbstractKernel, x: np.ndarray, y: np.ndarray, s: np.ndarray
+) -> jax.Array:
     return second_order_stein_gram(kernel, x, s, y, s)[0, 0]
 
 
@@ -230,7 +254,9 @@ GAUSS_HERMITE = [
     [*((kernel, 2) for kernel in GAUSS_HERMITE), (GAUSS_HERMITE[-1], 1)],
     ids=lambda v: type(v).__name__ if isinstance(v, AbstractKernel) else v,
 )
-def test_kernel_integrates_to_zero(kernel: AbstractKernel, d: int, rng: np.random.Generator) -> None:
+def test_kernel_integrates_to_zero(
+    kernel: AbstractKernel, d: int, rng: np.random.Generator
+) -> None:
     mean, sd = 0.4, 0.7
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij"), -1).reshape(-1, d)
@@ -258,13 +284,16 @@ def test_matern52_integrates_to_zero_across_its_kink() -> None:
 
 
 def test_polynomial_kernels_are_the_papers_special_cases(data: np.ndarray) -> None:
-    """Appendix C.3 with B = 1. Its print is right, if the first Σ_r of degree 2 is read to cover both score terms."""
+    """Appendix C.3 with B = 1. Its print is right, if the first Σ_r of degree 2 is read to cover
+    both score terms."""
     X, SX, Y, SY = data
     c, d = 0.7, 3
     np.testing.assert_allclose(fast("polynomial_linear_shifted", *data)[0], SX @ SY.T, rtol=1e-13)
     traces = np.sum(SX * X, 1)[:, None] + np.sum(SY * Y, 1)[None, :]
     printed = 4 * (d + traces) + 2 * ((SX @ SY.T) * (X @ Y.T + c) + (SX @ Y.T) * (X @ SY.T))
-    np.testing.assert_allclose(fast("polynomial_quadratic", *data)[0], printed, rtol=1e-11, atol=1e-12)
+    np.testing.assert_allclose(
+        fast("polynomial_quadratic", *data)[0], printed, rtol=1e-11, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("degree", [1, 2, 3])
@@ -313,7 +342,9 @@ def test_no_intermediate_has_three_axes(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["matern52_ard", "polynomial_quartic_ard", "scaled_sum"])
-def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
+def test_gradients_in_the_parameters_are_finite_and_right(
+    name: str, rng: np.random.Generator
+) -> None:
     check_parameter_gradients(second_order_stein_gram, SUPPORTED[name], rng)
 
 

@@ -1,4 +1,5 @@
-"""Stein kernels against the definition by nested autodiff, and the properties that make them useful."""
+"""Stein kernels against the definition by nested autodiff, and the properties that make them
+useful."""
 
 import jax
 import jax.numpy as jnp
@@ -31,10 +32,15 @@ SLOPES = {
     "inverse_multiquadric_ard": 0.4,
 }
 """−κ′(0) of profiles with the lengthscales `ARD`."""
-ALL = KERNELS | {"matern32_ard": Matern32(ARD), "inverse_multiquadric_ard": InverseMultiquadric(ARD, 0.4)}
+ALL = KERNELS | {
+    "matern32_ard": Matern32(ARD),
+    "inverse_multiquadric_ard": InverseMultiquadric(ARD, 0.4),
+}
 
 
-def slow_stein(kernel: AbstractKernel, x: jax.Array, s: jax.Array, y: jax.Array, t: jax.Array) -> jax.Array:
+def slow_stein(
+    kernel: AbstractKernel, x: jax.Array, s: jax.Array, y: jax.Array, t: jax.Array
+) -> jax.Array:
     """Σ_i (∂/∂x_i + s_i)(∂/∂y_i + t_i) k, by nested autodiff of `evaluate`."""
 
     def along(direction: jax.Array, s_i: jax.Array, t_i: jax.Array) -> jax.Array:
@@ -49,11 +55,14 @@ def slow_stein(kernel: AbstractKernel, x: jax.Array, s: jax.Array, y: jax.Array,
 
 
 DEFINED = {name: kernel for name, kernel in KERNELS.items() if f"{name}_ard" not in KERNELS}
-"""Compared with the definition: the others differ from one of these in one lengthscale for all coordinates."""
+"""Compared with the definition: the others differ from one of these in one lengthscale for all
+coordinates."""
 
 
 @of_all(DEFINED)
-def slow_gram(kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array) -> jax.Array:
+def slow_gram(
+    kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array
+) -> jax.Array:
     row = lambda x, s: jax.vmap(lambda y, t: slow_stein(kernel, x, s, y, t))(Y, SY)  # noqa: E731
     return jax.vmap(row)(X, SX)
 
@@ -62,12 +71,14 @@ def slow_gram(kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array,
 def fast(
     kernel: AbstractKernel, X: jax.Array, SX: jax.Array, Y: jax.Array, SY: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """Return the Gram and the diagonal of the first set; points are (12, 3) wherever they can, to compile once."""
+    """Return the Gram and the diagonal of the first set; points are (12, 3) wherever they can, to
+    compile once."""
     return stein_gram(kernel, X, SX, Y, SY), stein_diagonal(kernel, X, SX)
 
 
 def itself(name: str, X: np.ndarray, S: np.ndarray) -> np.ndarray:
-    """Return `stein_gram(kernel, X, S)` without another compilation: that this is the same is tested below."""
+    """Return `stein_gram(kernel, X, S)` without another compilation: that this is the same is
+    tested below."""
     twice, diagonal = fast(name, X, S, X, S)
     return np.where(np.eye(len(X), dtype=bool), diagonal, twice)
 
@@ -94,7 +105,9 @@ def test_stein_gram_in_single_precision_is_its_definition(name: str, data: np.nd
     with jax.numpy_dtype_promotion("strict"):
         single, diagonal = fast(name, *data.astype(np.float32))
     assert single.dtype == diagonal.dtype == jnp.float32
-    np.testing.assert_allclose(single, slow, rtol=0, atol=200 * np.finfo(np.float32).eps * np.abs(slow).max())
+    np.testing.assert_allclose(
+        single, slow, rtol=0, atol=200 * np.finfo(np.float32).eps * np.abs(slow).max()
+    )
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -124,7 +137,8 @@ def test_gram_of_a_set_with_itself_has_the_exact_diagonal(name: str, data: np.nd
 
 @pytest.mark.parametrize("name", SLOPES)
 def test_coincident_points_have_the_analytic_limit(name: str, data: np.ndarray) -> None:
-    """k₀(x, x) = −2κ′(0) trΛ + κ(0) s·s′, also where the same point appears in two sets far from the origin."""
+    """k₀(x, x) = −2κ′(0) trΛ + κ(0) s·s′, also where the same point appears in two sets far from
+    the origin."""
     X, S, _, _ = data
     X = 100 + X
     T = S[::-1]
@@ -132,7 +146,9 @@ def test_coincident_points_have_the_analytic_limit(name: str, data: np.ndarray) 
     limit = 2 * slope * np.sum(1 / ARD**2) + np.sum(S * T, 1)
     crossed, diagonal = fast(name, X, S, X, T)
     np.testing.assert_allclose(np.diag(crossed), limit, rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(diagonal, 2 * slope * np.sum(1 / ARD**2) + np.sum(S**2, 1), rtol=1e-14)
+    np.testing.assert_allclose(
+        diagonal, 2 * slope * np.sum(1 / ARD**2) + np.sum(S**2, 1), rtol=1e-14
+    )
 
 
 GAUSS_HERMITE = [
@@ -150,7 +166,9 @@ GAUSS_HERMITE = [
     [*((kernel, 2) for kernel in GAUSS_HERMITE), *((kernel, 1) for kernel in GAUSS_HERMITE[-2:])],
     ids=lambda v: type(v).__name__ if isinstance(v, AbstractKernel) else v,
 )
-def test_stein_kernel_integrates_to_zero(kernel: AbstractKernel, d: int, rng: np.random.Generator) -> None:
+def test_stein_kernel_integrates_to_zero(
+    kernel: AbstractKernel, d: int, rng: np.random.Generator
+) -> None:
     mean, sd = 0.4, 0.7
     nodes, weights = np.polynomial.hermite_e.hermegauss(60)
     grid = np.stack(np.meshgrid(*[nodes] * d, indexing="ij"), -1).reshape(-1, d)
@@ -170,10 +188,13 @@ def test_stein_kernel_integrates_to_zero(kernel: AbstractKernel, d: int, rng: np
 @given(
     seed=st.integers(0, 2**32 - 1),
     gap=st.sampled_from([0.0, 1e-14, 1e-9, 1e-5, 1e-2]),
-    name=st.sampled_from(["squared_exponential_ard", "matern32", "matern52_ard", "inverse_multiquadric", "weighted"]),
+    name=st.sampled_from(
+        ["squared_exponential_ard", "matern32", "matern52_ard", "inverse_multiquadric", "weighted"]
+    ),
 )
 def test_gram_is_positive_up_to_rounding_near_duplicates(seed: int, gap: float, name: str) -> None:
-    """Matérn-3/2 loses half the digits at a near-coincidence: its κ″ grows as 1/√r, and r has rounding error eps."""
+    """Matérn-3/2 loses half the digits at a near-coincidence: its κ″ grows as 1/√r, and r has
+    rounding error eps."""
     rng = np.random.default_rng(seed)
     half, scores = rng.normal(size=(6, 3)), rng.normal(size=(6, 3))
     X = np.concatenate([half, half + gap * rng.normal(size=(6, 3))])
@@ -187,15 +208,21 @@ def test_gram_is_positive_up_to_rounding_near_duplicates(seed: int, gap: float, 
 def test_no_intermediate_has_three_axes(name: str) -> None:
     """The gram of two sets never forms an (n, m, d) array."""
     n, m, d = 7, 11, 3
-    traced = jax.make_jaxpr(lambda *a: stein_gram(KERNELS[name], *a))(*(np.zeros((k, d)) for k in (n, n, m, m)))
+    traced = jax.make_jaxpr(lambda *a: stein_gram(KERNELS[name], *a))(
+        *(np.zeros((k, d)) for k in (n, n, m, m))
+    )
     assert not rank_three_shapes(traced.jaxpr)
-    planted = jax.make_jaxpr(jax.jit(lambda x, y: (x[:, None] - y[None]) * 2))(np.zeros((n, d)), np.zeros((m, d)))
+    planted = jax.make_jaxpr(jax.jit(lambda x, y: (x[:, None] - y[None]) * 2))(
+        np.zeros((n, d)), np.zeros((m, d))
+    )
     assert rank_three_shapes(planted.jaxpr)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["matern32", "weighted", "product_of_both"])
-def test_gradients_in_the_parameters_are_finite_and_right(name: str, rng: np.random.Generator) -> None:
+def test_gradients_in_the_parameters_are_finite_and_right(
+    name: str, rng: np.random.Generator
+) -> None:
     check_parameter_gradients(stein_gram, KERNELS[name], rng)
 
 
@@ -205,7 +232,9 @@ def test_stein_gram_maps_over_parameters_and_data(rng: np.random.Generator) -> N
     with jax.numpy_dtype_promotion("strict"):
         mapped = jax.vmap(lambda ell, x: stein_gram(Matern52(ell), x, -x))(ells, X)
     for together, ell, x in zip(np.asarray(mapped), ells, X, strict=True):
-        np.testing.assert_allclose(together, stein_gram(Matern52(ell), x, -x, x, -x), rtol=1e-12, atol=1e-13)
+        np.testing.assert_allclose(
+            together, stein_gram(Matern52(ell), x, -x, x, -x), rtol=1e-12, atol=1e-13
+        )
 
 
 def test_operator_and_discrepancy_are_the_dense_ones(rng: np.random.Generator) -> None:
@@ -213,19 +242,27 @@ def test_operator_and_discrepancy_are_the_dense_ones(rng: np.random.Generator) -
     X, S, w = rng.normal(size=(12, 3)), rng.normal(size=(12, 3)), rng.normal(size=12)
     K = np.asarray(stein_gram(kernel, X, S))
     operator = stein_operator(kernel, X, S, block=5)
-    np.testing.assert_allclose(operator.matmul(w[:, None])[:, 0], K @ w, rtol=1e-10, atol=1e-11 * K.max())
+    np.testing.assert_allclose(
+        operator.matmul(w[:, None])[:, 0], K @ w, rtol=1e-10, atol=1e-11 * K.max()
+    )
     np.testing.assert_array_equal(operator.diagonal(), np.diag(K))
     np.testing.assert_array_equal(operator.diagonal(), stein_diagonal(kernel, X, S))
     np.testing.assert_allclose(stein_discrepancy(kernel, X, S), np.sqrt(K.mean()), rtol=1e-10)
-    np.testing.assert_allclose(stein_discrepancy(kernel, X, S, weights=w), np.sqrt(w @ K @ w), rtol=1e-10)
+    np.testing.assert_allclose(
+        stein_discrepancy(kernel, X, S, weights=w), np.sqrt(w @ K @ w), rtol=1e-10
+    )
 
 
-def test_discrepancy_falls_with_good_draws_and_not_with_biased_ones(rng: np.random.Generator) -> None:
+def test_discrepancy_falls_with_good_draws_and_not_with_biased_ones(
+    rng: np.random.Generator,
+) -> None:
     X = rng.normal(size=(800, 2))
     kernel = InverseMultiquadric()
     many, biased = (float(stein_discrepancy(kernel, x, -x)) for x in (X, X + 0.5))
     counts = (np.arange(800) < 50).astype(int)
-    few, counted = (float(stein_discrepancy(kernel, X, -X, weights=w)) for w in (counts / 50, counts))
+    few, counted = (
+        float(stein_discrepancy(kernel, X, -X, weights=w)) for w in (counts / 50, counts)
+    )
     np.testing.assert_allclose(counted / 50, few, rtol=1e-5)
     assert many < few / 2
     assert biased > 3 * many

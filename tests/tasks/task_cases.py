@@ -26,7 +26,9 @@ def quadrature(task, order=60):
     node, weight = np.polynomial.hermite_e.hermegauss(order)
     grid = np.stack(np.meshgrid(node, node), -1).reshape(-1, 2)
     points = MEANS[task] + SCALES[task] * grid
-    return rows_at(points, np.full(len(points), task)), np.outer(weight, weight).ravel() / weight.sum() ** 2
+    return rows_at(points, np.full(len(points), task)), np.outer(
+        weight, weight
+    ).ravel() / weight.sum() ** 2
 
 
 def means_by_quadrature(control):

@@ -30,7 +30,10 @@ def draws(rng):
 @pytest.fixture
 def tasks(draws):
     a, b = draws
-    return {"high": (mp.from_arrays(a, -a), smooth(a)), "low": (mp.from_arrays(b, -b), 2 * smooth(b) + 1.0)}
+    return {
+        "high": (mp.from_arrays(a, -a), smooth(a)),
+        "low": (mp.from_arrays(b, -b), 2 * smooth(b) + 1.0),
+    }
 
 
 def test_the_result_is_a_dict_of_estimates_in_the_order_of_the_tasks(tasks):
@@ -51,10 +54,15 @@ def test_the_result_is_a_dict_of_estimates_in_the_order_of_the_tasks(tasks):
 
 
 @pytest.mark.slow
-def test_the_covariance_is_symmetric_positive_semidefinite_and_has_the_errors_on_its_diagonal(draws):
+def test_the_covariance_is_symmetric_positive_semidefinite_and_has_the_errors_on_its_diagonal(
+    draws,
+):
     a, b = draws
     several = {"cos": np.cos(a[..., 0]), "square": a[..., 1] ** 2}
-    tasks = {"high": (mp.from_arrays(a, -a), several), "low": (mp.from_arrays(b, -b), {"f": smooth(b)})}
+    tasks = {
+        "high": (mp.from_arrays(a, -a), several),
+        "low": (mp.from_arrays(b, -b), {"f": smooth(b)}),
+    }
     found = mp.joint_expectation(tasks, LEARNT)
     assert found.labels == (("high", "cos"), ("high", "square"), ("low", "f"))
     assert found.task_labels == found.labels
@@ -67,9 +75,14 @@ def test_the_covariance_is_symmetric_positive_semidefinite_and_has_the_errors_on
 
 
 @pytest.mark.slow
-def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contradict_each_other(rng):
-    """Two integrands of one trace with opposite residuals, and a covariance that takes all three tasks for alike."""
-    alike = mp.VectorValued(SquaredExponential(1.5), np.full((3, 3), 0.9) + 0.1 * np.eye(3), 1e-3, guard=False)
+def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contradict_each_other(
+    rng,
+):
+    """Two integrands of one trace with opposite residuals, and a covariance that takes all three
+    tasks for alike."""
+    alike = mp.VectorValued(
+        SquaredExponential(1.5), np.full((3, 3), 0.9) + 0.1 * np.eye(3), 1e-3, guard=False
+    )
     for _ in range(30):
         x, y = rng.normal(size=(2, 1, 20, 1))
         wave = rng.uniform(0.5, 3)
@@ -86,12 +99,18 @@ def test_the_covariance_is_positive_semidefinite_where_residuals_and_model_contr
 
 @pytest.mark.slow
 def test_tasks_of_own_draws_that_the_kernel_takes_for_one_keep_a_part_of_their_errors(rng):
-    """The kernel is too rough for what it is fitted to: its own error is often more than that of the refits."""
-    method = mp.VectorValued(SquaredExponential(0.3), np.ones((2, 2)) + 1e-12 * np.eye(2), 1e-8, guard=False)
+    """The kernel is too rough for what it is fitted to: its own error is often more than that of
+    the refits."""
+    method = mp.VectorValued(
+        SquaredExponential(0.3), np.ones((2, 2)) + 1e-12 * np.eye(2), 1e-8, guard=False
+    )
     largest = 0.0
     for _ in range(10):
         x, y = rng.normal(size=(2, 2, 20, 1))
-        tasks = {"a": (mp.from_arrays(x, -x), np.sin(x[..., 0])), "b": (mp.from_arrays(y, -y), np.sin(y[..., 0]))}
+        tasks = {
+            "a": (mp.from_arrays(x, -x), np.sin(x[..., 0])),
+            "b": (mp.from_arrays(y, -y), np.sin(y[..., 0])),
+        }
         found = mp.joint_expectation(tasks, method, fallback=False)
         error = np.sqrt(np.diag(found.covariance))
         largest = max(largest, (found.covariance / np.outer(error, error))[0, 1])
@@ -112,13 +131,17 @@ def test_tasks_of_the_same_draws_share_their_errors_whatever_the_others_are(task
     alike = np.array([[1.0, 1.0, 0.7], [1.0, 1.0, 0.7], [0.7, 0.7, 1.2]]) + 1e-6 * np.eye(3)
     twice = mp.joint_expectation(plain, mp.VectorValued(KERNEL, alike, 1e-2, guard=False))
     correlation = twice.covariance[0, 1] / twice["f"].mcse[0] ** 2
-    assert 0.5 < correlation < 1.0 + 1e-6  # not one: the model's noise at a repeated draw is another
+    # not one: the model's noise at a repeated draw is another
+    assert 0.5 < correlation < 1.0 + 1e-6
 
 
 @pytest.mark.slow
 def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     a = draws[0]
-    tasks = {"high": (tasks["high"][0], {"cos": np.cos(a[..., 0]), "f": smooth(a)}), "low": tasks["low"]}
+    tasks = {
+        "high": (tasks["high"][0], {"cos": np.cos(a[..., 0]), "f": smooth(a)}),
+        "low": tasks["low"],
+    }
     found = mp.joint_expectation(tasks, LEARNT)
     tree = found.to_datatree()
     whole = tree["control_variates"]
@@ -126,7 +149,9 @@ def test_the_tree_of_a_joint_estimate_survives_a_file(tasks, draws, tmp_path):
     assert whole["covariance"].dims == ("task", "task_bis")
     assert whole["task_correlation"].dims == ("fitted_task", "fitted_task_bis")
     np.testing.assert_allclose(np.diag(whole["task_correlation"]), 1.0)
-    np.testing.assert_array_equal(whole["mean_cv"], np.concatenate([part.mean for part in found.values()]))
+    np.testing.assert_array_equal(
+        whole["mean_cv"], np.concatenate([part.mean for part in found.values()])
+    )
     assert [str(s) for part in found.values() for s in part.status] == list(whole["status"].values)
     assert [tree[f"task_{k}"].attrs["task"] for k in range(2)] == ["high", "low"]
     loaded = mp.load_tree(mp.save_tree(tree, tmp_path / "joint.nc"))
@@ -156,7 +181,8 @@ def test_what_was_fitted_survives_a_file_for_kernels_made_of_kernels(tasks, shar
 
 
 def rewritten(trace, fixed):
-    """Return draws with a coordinate held fixed, which says nothing of the others, and their scores."""
+    """Return draws with a coordinate held fixed, which says nothing of the others, and their
+    scores."""
     draws, scores = trace.copy(), -trace
     draws[..., fixed], scores[..., fixed] = 0.5, -0.5
     return mp.from_arrays(draws, scores)
@@ -164,12 +190,18 @@ def rewritten(trace, fixed):
 
 def test_a_parameter_that_no_task_moves_is_left_out(draws, rng):
     a, b = draws
-    wide = [np.concatenate([x[..., :1], np.full((*x.shape[:2], 1), 3.0), x[..., 1:]], axis=-1) for x in draws]
+    wide = [
+        np.concatenate([x[..., :1], np.full((*x.shape[:2], 1), 3.0), x[..., 1:]], axis=-1)
+        for x in draws
+    ]
     slopes = [np.where(np.arange(3) == 1, rng.normal(), -x) for x in wide]
     values = (smooth(a), 2 * smooth(b))
     moments = (np.array([0.1, 7.0, 0.0]), np.array([1.0, 0.1, 2.0]))
     for known, kept in ((None, None), (moments, tuple(moment[[0, 2]] for moment in moments))):
-        fixed = {n: (mp.from_arrays(x, s), f) for n, x, s, f in zip("ab", wide, slopes, values, strict=True)}
+        fixed = {
+            n: (mp.from_arrays(x, s), f)
+            for n, x, s, f in zip("ab", wide, slopes, values, strict=True)
+        }
         plain = {n: (mp.from_arrays(x, -x), f) for n, x, f in zip("ab", draws, values, strict=True)}
         found = mp.joint_expectation(fixed, METHOD, standardize=known)
         expected = mp.joint_expectation(plain, METHOD, standardize=kept)
@@ -179,7 +211,8 @@ def test_a_parameter_that_no_task_moves_is_left_out(draws, rng):
 
 
 def test_a_parameter_that_some_tasks_hold_fixed_is_refused(draws):
-    """Each task moves one parameter, and not the same: as many, so that only their names tell them apart."""
+    """Each task moves one parameter, and not the same: as many, so that only their names tell them
+    apart."""
     a, b = draws
     tasks = {"a": (rewritten(a, 0), a[..., 1]), "b": (rewritten(b, 1), b[..., 0])}
     words = r"move in every task or in none.*'x\[0\]', fixed in task 'a' and not in task 'b'"
@@ -187,7 +220,8 @@ def test_a_parameter_that_some_tasks_hold_fixed_is_refused(draws):
         mp.joint_expectation(tasks, METHOD)
     constant = {"a": tasks["a"], "b": (tasks["b"][0], np.full(b.shape[:2], 2.5))}
     alone = mp.VectorValued(KERNEL, nugget=1e-2)
-    assert mp.joint_expectation(constant, alone)["b"].status == (mp.Status.CONSTANT,)  # it takes no part in the fit
+    # it takes no part in the fit
+    assert mp.joint_expectation(constant, alone)["b"].status == (mp.Status.CONSTANT,)
 
 
 def test_one_trace_in_all_tasks_is_the_expectation_of_its_integrands(draws):
@@ -196,7 +230,9 @@ def test_one_trace_in_all_tasks_is_the_expectation_of_its_integrands(draws):
     tree = mp.from_arrays(a, -a)
     values = {"f": smooth(a), "g": np.cos(a[..., 0])}
     method = mp.VectorValued(KERNEL, nugget=1e-2)
-    found = mp.joint_expectation({name: (tree, {name: value}) for name, value in values.items()}, method)
+    found = mp.joint_expectation(
+        {name: (tree, {name: value}) for name, value in values.items()}, method
+    )
     together = mp.expectation(tree, values, method)
     assert np.shape(found["f"].info["task_covariance"]) == (2, 2)
     assert "solver" not in found["f"].info
@@ -204,7 +240,9 @@ def test_one_trace_in_all_tasks_is_the_expectation_of_its_integrands(draws):
     np.testing.assert_allclose([found[name].mcse[0] for name in values], together.mcse, rtol=1e-10)
     np.testing.assert_allclose(found.covariance, together.covariance, rtol=1e-10)
     equal = mp.from_arrays(a.copy(), -a)
-    again = mp.joint_expectation({"f": (tree, {"f": values["f"]}), "g": (equal, {"g": values["g"]})}, method)
+    again = mp.joint_expectation(
+        {"f": (tree, {"f": values["f"]}), "g": (equal, {"g": values["g"]})}, method
+    )
     np.testing.assert_allclose(again["g"].mean, found["g"].mean, rtol=1e-12)
 
 
@@ -220,7 +258,10 @@ def test_a_task_alone_is_the_expectation(draws):
 @pytest.mark.slow
 def test_the_default_method_finds_the_relation(rng):
     x, y = rng.normal(size=(2, 2, 12, 1))
-    tasks = {"a": (mp.from_arrays(x, -x), np.sin(x[..., 0] + 1)), "b": (mp.from_arrays(y, -y), -np.sin(y[..., 0] + 1))}
+    tasks = {
+        "a": (mp.from_arrays(x, -x), np.sin(x[..., 0] + 1)),
+        "b": (mp.from_arrays(y, -y), -np.sin(y[..., 0] + 1)),
+    }
     found = mp.joint_expectation(tasks)
     truth = np.exp(-0.5) * np.sin(1.0)
     for part, expected in zip(found.values(), (truth, -truth), strict=True):
@@ -252,13 +293,28 @@ def test_tasks_of_other_dimensions_are_named(tasks, rng):
     ("change", "method", "kind", "words"),
     [
         (lambda _: {}, METHOD, ValueError, "`tasks`, at least one"),
-        (lambda t: {"a": t["high"][0]}, METHOD, TypeError, r"task 'a' to be a pair \(tree, integrands\)"),
+        (
+            lambda t: {"a": t["high"][0]},
+            METHOD,
+            TypeError,
+            r"task 'a' to be a pair \(tree, integrands\)",
+        ),
         (lambda t: {"a": (*t["high"], 1)}, METHOD, TypeError, "pair"),
         (lambda _: {"a": ("no tree", None)}, METHOD, TypeError, "DataTree"),
         (lambda t: t, mp.ZeroVariance(2), TypeError, "VectorValued"),
         (lambda t: t, "auto", TypeError, "VectorValued"),
-        (lambda t: t, mp.VectorValued(KERNEL, np.eye(3), 1e-2), ValueError, "a covariance of 2 tasks"),
-        (lambda t: t | {"low": (t["low"][0], ["nope"])}, METHOD, ValueError, "a variable of the posterior group"),
+        (
+            lambda t: t,
+            mp.VectorValued(KERNEL, np.eye(3), 1e-2),
+            ValueError,
+            "a covariance of 2 tasks",
+        ),
+        (
+            lambda t: t | {"low": (t["low"][0], ["nope"])},
+            METHOD,
+            ValueError,
+            "a variable of the posterior group",
+        ),
     ],
 )
 def test_bad_arguments_are_named(tasks, change, method, kind, words):
@@ -283,7 +339,9 @@ def test_a_task_of_one_draw_is_plain_and_leaves_the_others_alone(tasks, rng):
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_an_integrand_that_is_not_finite_is_undefined_and_leaves_the_others_alone(tasks, draws, value):
+def test_an_integrand_that_is_not_finite_is_undefined_and_leaves_the_others_alone(
+    tasks, draws, value
+):
     broken = draws[0][..., 0].copy()
     broken[1, 3] = value
     found = mp.joint_expectation(tasks | {"broken": (tasks["high"][0], broken)}, METHOD)
@@ -313,7 +371,10 @@ def test_bad_scores_of_one_task_name_it_and_can_be_overridden(tasks, draws):
     b = draws[1]
     with pytest.raises(mp.ScoreError, match="wrong sign"):
         mp.from_arrays(b, b)
-    wrong = {"high": tasks["high"], "low": (mp.from_arrays(b, b, allow_bad_scores=True), tasks["low"][1])}
+    wrong = {
+        "high": tasks["high"],
+        "low": (mp.from_arrays(b, b, allow_bad_scores=True), tasks["low"][1]),
+    }
     with pytest.raises(mp.ScoreError, match=r"task 'low'.*wrong sign"):
         mp.joint_expectation(wrong, METHOD)
     forced = mp.joint_expectation(wrong, METHOD, allow_bad_scores=True)
@@ -354,7 +415,9 @@ def test_a_hundred_tiny_tasks(rng):
 REPLICATIONS = 80
 WAVE = 3.0
 TRUTH = np.exp(-0.5 * WAVE**2)
-ROUGH = mp.VectorValued(SquaredExponential(1.0), np.array([[1.0, 0.8], [0.8, 1.0]]), 1e-2, guard=False)
+ROUGH = mp.VectorValued(
+    SquaredExponential(1.0), np.array([[1.0, 0.8], [0.8, 1.0]]), 1e-2, guard=False
+)
 
 
 def band(freedom):

@@ -1,4 +1,5 @@
-"""Stochastic vector-valued control variates: against the exact minimiser, quadrature, and what a mini-batch holds."""
+"""Stochastic vector-valued control variates: against the exact minimiser, quadrature, and what a
+mini-batch holds."""
 
 import equinox as eqx
 import jax
@@ -10,8 +11,19 @@ from task_cases import MEANS, SCALES, draw_rows, integrand, means_by_quadrature,
 from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.stein import SquaredExponential, polynomial_exponents
 from mcmcpost.tasks import ChainVariance, PolynomialFamily, Stochastic, TrainedVectorValued, trained
-from mcmcpost.tasks.families import CholeskyCovariance, FixedCovariance, KernelTasks, PolynomialTasks
-from mcmcpost.tasks.trained import fit_stochastic, make_schedule, proportional_counts, shuffled_units, unit_weights
+from mcmcpost.tasks.families import (
+    CholeskyCovariance,
+    FixedCovariance,
+    KernelTasks,
+    PolynomialTasks,
+)
+from mcmcpost.tasks.trained import (
+    fit_stochastic,
+    make_schedule,
+    proportional_counts,
+    shuffled_units,
+    unit_weights,
+)
 from mcmcpost.trace import make_trace
 
 RELATED = np.array([[1.0, 0.8], [0.8, 1.2]])
@@ -27,7 +39,10 @@ def kernel_tasks(rows, covariance=RELATED):
 def separable_design(control, rows):
     """The slow definition: column j of g, at unit coefficient j, one at a time."""
     flat, shape = control.coefficients.size, control.coefficients.shape
-    at = [eqx.tree_at(lambda c: c.coefficients, control, jnp.asarray(row.reshape(shape))) for row in np.eye(flat)]
+    at = [
+        eqx.tree_at(lambda c: c.coefficients, control, jnp.asarray(row.reshape(shape)))
+        for row in np.eye(flat)
+    ]
     return np.stack([np.asarray(c(rows)) for c in at], axis=1)
 
 
@@ -37,7 +52,10 @@ def exact_minimiser(design, values, tasks, weights, penalty):
     root = np.sqrt(weights)[:, None]
     top = np.concatenate([design, np.eye(2)[tasks]], axis=1) * root
     bottom = np.sqrt(penalty) * np.eye(size, size + 2)
-    full, target = np.concatenate([top, bottom]), np.concatenate([values * root[:, 0], np.zeros(size)])
+    full, target = (
+        np.concatenate([top, bottom]),
+        np.concatenate([values * root[:, 0], np.zeros(size)]),
+    )
     solution = np.linalg.lstsq(full, target, rcond=None)[0]
     return solution[:size], solution[size:], np.sum((target - full @ solution) ** 2)
 
@@ -55,7 +73,9 @@ def test_full_batches_reach_the_exact_ridge_solution(make, rng, key):
     choice = Stochastic(num_epochs=6000, batch_size=FULL, learning_rate=0.01, penalty=0.05)
     fit = fit_stochastic(control, rows, f, choice, key=key)
     weights = 1 / np.bincount(rows.tasks)[rows.tasks]
-    theta, beta, objective = exact_minimiser(separable_design(control, rows), f, rows.tasks, weights, 0.05)
+    theta, beta, objective = exact_minimiser(
+        separable_design(control, rows), f, rows.tasks, weights, 0.05
+    )
     assert fit.num_steps == 6000
     assert bool(fit.converged)
     assert bool(fit.finite)
@@ -70,12 +90,16 @@ def test_chain_variance_is_least_squares_on_block_means(rng, key):
     f = integrand(rows)
     control = PolynomialTasks.start(rows, FixedCovariance(RELATED), degree=1)
     objective = ChainVariance(block=5)
-    choice = Stochastic(num_epochs=5000, batch_size=FULL, learning_rate=0.01, penalty=0.05, objective=objective)
+    choice = Stochastic(
+        num_epochs=5000, batch_size=FULL, learning_rate=0.01, penalty=0.05, objective=objective
+    )
     fit = fit_stochastic(control, rows, f, choice, key=key)
     pooled = separable_design(control, rows).reshape(36, 5, -1).mean(axis=1)
     tasks = rows.tasks[::5]
     weights = 5 / np.bincount(tasks)[tasks]
-    theta, beta, exact = exact_minimiser(pooled, f.reshape(36, 5).mean(axis=1), tasks, weights, 0.05)
+    theta, beta, exact = exact_minimiser(
+        pooled, f.reshape(36, 5).mean(axis=1), tasks, weights, 0.05
+    )
     np.testing.assert_allclose(fit.loss, exact, rtol=1e-5)
     np.testing.assert_allclose(fit.beta, beta, atol=1e-3)
     np.testing.assert_allclose(np.ravel(fit.control.coefficients), theta, atol=2e-3)
@@ -88,7 +112,9 @@ def test_the_printed_chain_variance_is_zero_and_batch_means_are_not(rng):
     for i in range(1, m):
         r[i] = rho * r[i - 1] + noise[i]
     short = r[:400] - r[:400].mean()
-    printed = np.mean(short**2) + 2 * sum(np.sum(short[:-s] * short[s:]) / 400 for s in range(1, 400))
+    printed = np.mean(short**2) + 2 * sum(
+        np.sum(short[:-s] * short[s:]) / 400 for s in range(1, 400)
+    )
     assert abs(printed) < 1e-10
     schedule = make_schedule(np.zeros(m, int), num_tasks=1, batch_size=FULL, block=100)
     blocks = (r - r.mean())[np.asarray(schedule.units)].mean(axis=1)
@@ -146,7 +172,9 @@ def test_the_polynomial_family_is_the_mixed_langevin_operator(rng):
         def monomials(x):
             return jnp.stack([jnp.prod(x**power) for power in polynomial_exponents(2, 2)])
 
-        return jnp.trace(jax.hessian(monomials)(x), axis1=1, axis2=2) + jax.jacobian(monomials)(x) @ s
+        return (
+            jnp.trace(jax.hessian(monomials)(x), axis1=1, axis2=2) + jax.jacobian(monomials)(x) @ s
+        )
 
     each = np.asarray(langevin(*rows[:2]))
     along = each / np.sqrt(np.mean(each**2, axis=0))
@@ -165,7 +193,9 @@ def test_a_quadratic_integrand_is_in_the_span_of_the_polynomial_family(rng):
     np.testing.assert_allclose(design @ solution, f, atol=1e-10)
     assert rank == design.shape[1]
     (m0, m1), size = MEANS[1], SCALES[1] ** 2
-    np.testing.assert_allclose(solution[-2:], [1.0, m0**2 + size - m0 * m1 + 2 * m1 + m0], atol=1e-9)
+    np.testing.assert_allclose(
+        solution[-2:], [1.0, m0**2 + size - m0 * m1 + 2 * m1 + m0], atol=1e-9
+    )
 
 
 @pytest.mark.slow
@@ -237,16 +267,24 @@ def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatc
 
 
 @pytest.mark.slow
-def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_the_task_means(rng, key, monkeypatch):
+def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_the_task_means(
+    rng, key, monkeypatch
+):
     rows = draw_rows(rng, (31, 20))
     f = integrand(rows)
     monkeypatch.setattr(trained, "_CHUNK", 8)  # 51 = 6·8 + 3: the last chunk overlaps
-    still = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=1e-12), key=key)
+    still = fit_stochastic(
+        kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=1e-12), key=key
+    )
     np.testing.assert_allclose(still.beta, [f[:31].mean(), f[31:].mean()], atol=1e-10)
     assert not bool(still.converged)
-    fit = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=0.1), key=key)
+    fit = fit_stochastic(
+        kernel_tasks(rows), rows, f, Stochastic(num_epochs=1, learning_rate=0.1), key=key
+    )
     r = f - np.asarray(fit.control(rows)) - np.asarray(fit.beta)[rows.tasks]
-    expected = sum(np.mean(r[rows.tasks == t] ** 2) for t in range(2)) + 1e-5 * np.sum(fit.control.coefficients**2)
+    expected = sum(np.mean(r[rows.tasks == t] ** 2) for t in range(2)) + 1e-5 * np.sum(
+        fit.control.coefficients**2
+    )
     np.testing.assert_allclose(fit.loss, expected, rtol=1e-10)
 
 
@@ -257,7 +295,9 @@ def test_divergence_shows_in_the_record(bad, rng, key):
     if bad == "value":
         f[3] = np.nan
     rate = 1e200 if bad == "rate" else 1e-3
-    fit = fit_stochastic(kernel_tasks(rows), rows, f, Stochastic(num_epochs=20, learning_rate=rate), key=key)
+    fit = fit_stochastic(
+        kernel_tasks(rows), rows, f, Stochastic(num_epochs=20, learning_rate=rate), key=key
+    )
     assert not bool(fit.finite)
     assert not bool(fit.converged)
 
@@ -287,7 +327,9 @@ def test_every_step_has_the_same_shares_and_an_epoch_meets_every_draw_once(key, 
         for step in rows:
             assert tuple(np.bincount(tasks[step])) == (6, 3, 1)
     assert not np.array_equal(first, second)
-    np.testing.assert_allclose(unit_weights(schedule, np.dtype(float)), 1 / np.repeat([6, 3, 1], [6, 3, 1]))
+    np.testing.assert_allclose(
+        unit_weights(schedule, np.dtype(float)), 1 / np.repeat([6, 3, 1], [6, 3, 1])
+    )
 
 
 def test_a_short_task_starts_again_without_a_repeat_in_a_step(key):
@@ -308,9 +350,14 @@ def test_blocks_are_contiguous_and_straddle_no_run(rng):
     assert (chains[units] == chains[units[:, :1]]).all()
     assert len(units) == 3 + 3 + 2 + 2
     assert tuple(np.asarray(schedule.counts)) == (3, 2)
-    assert make_schedule(tasks, num_tasks=2, batch_size=20, block=None, runs=chains).units.shape[1] == 3
+    assert (
+        make_schedule(tasks, num_tasks=2, batch_size=20, block=None, runs=chains).units.shape[1]
+        == 3
+    )
     shuffled = rng.permutation(len(tasks))
-    mixed = make_schedule(tasks[shuffled], num_tasks=2, batch_size=20, block=4, runs=chains[shuffled])
+    mixed = make_schedule(
+        tasks[shuffled], num_tasks=2, batch_size=20, block=4, runs=chains[shuffled]
+    )
     assert (chains[shuffled][mixed.units] == chains[shuffled][mixed.units[:, :1]]).all()
 
 
@@ -337,15 +384,19 @@ def untrained(control, beta, *_, num_epochs, **__):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("block", [None, 10])
-def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(block, rng, key, monkeypatch):
-    """Two chains of 60 draws a task, eight folds: without a fold its chain is two runs, or one that is shorter."""
+def test_blocks_of_a_crossfitted_method_straddle_no_chain_and_no_held_out_draws(
+    block, rng, key, monkeypatch
+):
+    """Two chains of 60 draws a task, eight folds: without a fold its chain is two runs, or one that
+    is shorter."""
     draws = rng.normal(size=(2, 2, 60, 1))
     draws[0, 0, 31] = draws[0, 0, 30]  # a repeated state is one row, and no gap
     traces = [make_trace(x, -x) for x in draws]
     joint = make_joint_problem(traces, [np.cos(x) for x in draws], num_folds=8)
     training = Stochastic(num_epochs=1, batch_size=40, objective=ChainVariance(block))
     caught = caught_schedules(monkeypatch)
-    monkeypatch.setattr(trained, "_train", untrained)  # nine shapes, of which only the schedules are looked at
+    # nine shapes, of which only the schedules are looked at
+    monkeypatch.setattr(trained, "_train", untrained)
     TrainedVectorValued(PolynomialFamily(1), key=key, training=training).crossfit_joint(joint)
     fits = [joint.folds.everyone, *(inside for _, inside in joint.folds.rows())]
     assert len(caught) == len(fits) == 9
@@ -392,15 +443,25 @@ def test_bad_tasks_blocks_and_covariances_are_refused(rng):
 @pytest.mark.slow
 def test_float32_stays_float32(rng, key):
     rows = draw_rows(rng, SIZES)
-    small = rows._replace(draws=rows.draws.astype(np.float32), scores=rows.scores.astype(np.float32))
+    small = rows._replace(
+        draws=rows.draws.astype(np.float32), scores=rows.scores.astype(np.float32)
+    )
     f = integrand(rows).astype(np.float32)
-    control = KernelTasks.start(SquaredExponential(2.0), small, FixedCovariance(RELATED.astype(np.float32)))
-    fit = fit_stochastic(control, small, f, Stochastic(num_epochs=3, learn_covariance=True), key=key)
-    assert {leaf.dtype for leaf in (fit.beta, fit.loss, fit.control.coefficients)} == {np.dtype(np.float32)}
+    control = KernelTasks.start(
+        SquaredExponential(2.0), small, FixedCovariance(RELATED.astype(np.float32))
+    )
+    fit = fit_stochastic(
+        control, small, f, Stochastic(num_epochs=3, learn_covariance=True), key=key
+    )
+    assert {leaf.dtype for leaf in (fit.beta, fit.loss, fit.control.coefficients)} == {
+        np.dtype(np.float32)
+    }
 
 
 def test_strict_promotion_is_kept(rng, key):
     rows = draw_rows(rng, SIZES)
     with jax.numpy_dtype_promotion("strict"):
-        fit = fit_stochastic(kernel_tasks(rows), rows, integrand(rows), Stochastic(num_epochs=2), key=key)
+        fit = fit_stochastic(
+            kernel_tasks(rows), rows, integrand(rows), Stochastic(num_epochs=2), key=key
+        )
     assert bool(fit.finite)

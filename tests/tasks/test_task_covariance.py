@@ -1,4 +1,5 @@
-"""The convex scheme for the task covariance: descent, one answer from every start, each half-step optimal."""
+"""The convex scheme for the task covariance: descent, one answer from every start, each half-step
+optimal."""
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,11 @@ def data(rng, sizes=(30, 20), related=True):
     x = rng.normal(size=(len(tasks), 2))
     gram = np.asarray(stein_gram(SquaredExponential(1.5), x, -x))
     f = np.sin(1.5 * x[:, 0]) + 0.5 * x[:, 1]
-    f = np.where(tasks == 1, 1.5 * f + 3.0, f) if related else np.where(tasks == 1, np.cos(2 * x[:, 1]), f)
+    f = (
+        np.where(tasks == 1, 1.5 * f + 3.0, f)
+        if related
+        else np.where(tasks == 1, np.cos(2 * x[:, 1]), f)
+    )
     return gram / np.mean(np.diag(gram)), tasks, f
 
 
@@ -52,19 +57,25 @@ def test_every_start_leads_to_the_same_covariance(rng):
     a = rng.normal(size=(3, 3))
     starts = [np.eye(3), 50 * np.eye(3), a @ a.T + 0.1 * np.eye(3)]
     fits = [
-        alternating_task_covariance(gram, tasks, f, penalty=PENALTY, deltas=[0.01], rtol=1e-10, max_steps=2000, start=b)
+        alternating_task_covariance(
+            gram, tasks, f, penalty=PENALTY, deltas=[0.01], rtol=1e-10, max_steps=2000, start=b
+        )
         for b in starts
     ]
     for fit in fits:
         assert fit.converged
-        np.testing.assert_allclose(fit.covariance, fits[0].covariance, atol=1e-6 * np.abs(fits[0].covariance).max())
+        np.testing.assert_allclose(
+            fit.covariance, fits[0].covariance, atol=1e-6 * np.abs(fits[0].covariance).max()
+        )
         np.testing.assert_allclose(fit.history[-1], fits[0].history[-1], rtol=1e-9)
 
 
 @pytest.mark.slow
 def test_the_end_is_stationary_in_every_variable(rng):
     gram, tasks, f = data(rng)
-    fit = alternating_task_covariance(gram, tasks, f, penalty=PENALTY, deltas=[0.05], rtol=1e-12, max_steps=3000)
+    fit = alternating_task_covariance(
+        gram, tasks, f, penalty=PENALTY, deltas=[0.05], rtol=1e-12, max_steps=3000
+    )
     at = (jnp.asarray(theta_tilde(fit, tasks)), jnp.asarray(fit.beta), jnp.asarray(fit.covariance))
     rest = (jnp.asarray(gram), jnp.asarray(tasks), jnp.asarray(f), 0.05)
     value, slopes = jax.value_and_grad(objective, (0, 1, 2))(*at, *rest)
@@ -78,7 +89,11 @@ def test_the_objective_is_jointly_convex(rng):
 
     def point():
         a = rng.normal(size=(2, 2))
-        return jnp.asarray(rng.normal(size=(14, 2))), jnp.asarray(rng.normal(size=2)), jnp.asarray(a @ a.T)
+        return (
+            jnp.asarray(rng.normal(size=(14, 2))),
+            jnp.asarray(rng.normal(size=2)),
+            jnp.asarray(a @ a.T),
+        )
 
     for _ in range(50):
         left, right = point(), point()
@@ -96,7 +111,9 @@ def test_the_closed_form_covariance_has_no_slope(rng):
 
     b = jnp.asarray(best_covariance(np.asarray(c), float(lam), float(jitter)))
     np.testing.assert_allclose(jax.grad(loss)(b), 0, atol=1e-8)
-    np.testing.assert_allclose(2 * np.linalg.eigvalsh(b) ** 3, lam * (np.linalg.eigvalsh(c) + jitter), atol=1e-12)
+    np.testing.assert_allclose(
+        2 * np.linalg.eigvalsh(b) ** 3, lam * (np.linalg.eigvalsh(c) + jitter), atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("factor", [1.5, -1.5])
@@ -106,7 +123,9 @@ def test_multiples_at_shared_draws_have_correlation_one(factor, rng):
     tasks, delta = np.repeat([0, 1], 40), 1e-4
     values = np.concatenate([f, factor * f + 3])
     deltas = (1e-1, 1e-2, 1e-3, delta)
-    b = alternating_task_covariance(np.tile(gram, (2, 2)), tasks, values, penalty=PENALTY, deltas=deltas).covariance
+    b = alternating_task_covariance(
+        np.tile(gram, (2, 2)), tasks, values, penalty=PENALTY, deltas=deltas
+    ).covariance
     assert np.sign(factor) * b[0, 1] / np.sqrt(b[0, 0] * b[1, 1]) > 0.99
     np.testing.assert_allclose(b[0, 1] / b[0, 0], factor, rtol=0.01)
     np.testing.assert_allclose(np.linalg.eigvalsh(b)[0], np.cbrt(PENALTY * delta**2 / 2), rtol=1e-3)

@@ -1,4 +1,5 @@
-"""The restricted likelihood by which vector-valued control variates learn kernel, covariance and nugget."""
+"""The restricted likelihood by which vector-valued control variates learn kernel, covariance and
+nugget."""
 
 import numpy as np
 import pytest
@@ -27,7 +28,9 @@ def searches(monkeypatch):
 
 @pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), 1])
 def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, searches, rank):
-    data = likelihood_data([normal_task(rng, n, f) for n, f in ((13, smooth), (11, lambda x: np.cos(x[..., 1])))])
+    data = likelihood_data(
+        [normal_task(rng, n, f) for n, f in ((13, smooth), (11, lambda x: np.cos(x[..., 1])))]
+    )
     data[-1][0] = 3.0  # a state that was visited three times has a third of the noise
     covariances = np.array([RELATED, [[0.5, -0.1], [-0.1, 0.3]]])
     start = Coregionalisation((2.0 * KERNEL, Matern52(2.0)), covariances)
@@ -81,7 +84,9 @@ def test_the_learnt_covariance_is_the_relation_between_the_tasks(rng, slope):
 def test_the_learnt_covariance_of_a_task_given_twice_is_nearly_singular_and_still_one(rng):
     task = normal_task(rng)
     start = Coregionalisation((SquaredExponential(np.array([5.0, 5.0])),), np.eye(2)[None] + 0.2)
-    tuned = maximise_task_likelihood((start,), *likelihood_data([task, task]), nugget=1e-3, free_nugget=True)
+    tuned = maximise_task_likelihood(
+        (start,), *likelihood_data([task, task]), nugget=1e-3, free_nugget=True
+    )
     b = tuned.kernel.covariances[0]
     assert b[0, 1] / np.sqrt(b[0, 0] * b[1, 1]) > 0.999
 

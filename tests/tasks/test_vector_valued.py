@@ -1,4 +1,5 @@
-"""Vector-valued control variates: Kronecker = dense = matrix-free, and what the other tasks are worth."""
+"""Vector-valued control variates: Kronecker = dense = matrix-free, and what the other tasks are
+worth."""
 
 import numpy as np
 import pytest
@@ -10,9 +11,20 @@ from mcmcpost.control.kernels.systems import crossfit_dense, kernel_data
 from mcmcpost.control.problem import join, make_problem
 from mcmcpost.control.standard_errors import judged_variance
 from mcmcpost.solve import ConjugateGradients
-from mcmcpost.stein import Coregionalisation, SquaredExponential, SteinTile, matrix_stein_tile, stein_gram
+from mcmcpost.stein import (
+    Coregionalisation,
+    SquaredExponential,
+    SteinTile,
+    matrix_stein_tile,
+    stein_gram,
+)
 from mcmcpost.tasks import ConvexTaskCovariance, TaskInput, TaskREML, VectorValued, estimate_jointly
-from mcmcpost.tasks.vector_valued import SCALAR_MARGIN, _joint_design, crossfit_kronecker, shared_covariance
+from mcmcpost.tasks.vector_valued import (
+    SCALAR_MARGIN,
+    _joint_design,
+    crossfit_kronecker,
+    shared_covariance,
+)
 from mcmcpost.trace import make_trace
 
 CHEAP = TaskREML(squared_lengthscales=(30.0,), max_steps=30)
@@ -26,7 +38,11 @@ def shared(rng):
     """Two integrands at the same draws, some of them repeated."""
     x = rng.normal(size=(2, 16, 2))
     x[:, 5:7] = x[:, 4:5]
-    return make_problem(make_trace(x, -x), np.stack([smooth(x), np.cos(x[..., 1]) + x[..., 0]], axis=-1), num_folds=4)
+    return make_problem(
+        make_trace(x, -x),
+        np.stack([smooth(x), np.cos(x[..., 1]) + x[..., 0]], axis=-1),
+        num_folds=4,
+    )
 
 
 def kronecker_data(problem, degree):
@@ -36,7 +52,9 @@ def kronecker_data(problem, degree):
 
 def halves(covariance, order=1):
     """Two terms that add up to one: they take the dense way even at shared draws."""
-    return Coregionalisation((KERNEL, KERNEL), np.stack([0.3 * covariance, 0.7 * covariance]), order)
+    return Coregionalisation(
+        (KERNEL, KERNEL), np.stack([0.3 * covariance, 0.7 * covariance]), order
+    )
 
 
 def kronecker_and_dense(problem, kernel, terms, nugget, degree):
@@ -55,7 +73,9 @@ def kronecker_and_dense(problem, kernel, terms, nugget, degree):
 
 
 @pytest.mark.parametrize(
-    ("degree", "terms"), [(0, Coregionalisation((KERNEL,), RELATED[None])), (2, halves(RELATED))], ids=["0", "2"]
+    ("degree", "terms"),
+    [(0, Coregionalisation((KERNEL,), RELATED[None])), (2, halves(RELATED))],
+    ids=["0", "2"],
 )
 def test_the_kronecker_fit_is_the_dense_one(shared, degree, terms):
     assert shared.counts.max() > 1
@@ -91,7 +111,8 @@ def test_the_task_covariance_matters_for_shared_draws_only_with_a_ridge(shared):
 
 
 def test_a_singular_task_covariance_has_no_negative_eigenvalue(rng):
-    """One of −1.2e-16 by rounding, times a large λ, would outweigh the nugget and make the weights negative."""
+    """One of −1.2e-16 by rounding, times a large λ, would outweigh the nugget and make the weights
+    negative."""
     x = rng.normal(size=(2, 16, 2))
     values = np.stack([smooth(x), np.cos(x[..., 1]) + x[..., 0], x[..., 1] ** 2], axis=-1)
     data = kronecker_data(make_problem(make_trace(x, -x), values, num_folds=4), 0)
@@ -101,7 +122,9 @@ def test_a_singular_task_covariance_has_no_negative_eigenvalue(rng):
     fit = crossfit_kronecker(SteinTile(KERNEL), np.outer(u, u), 1e-17, data)
     assert fit.converged
     null = mixing[:, 0]  # a direction that the kernel has no part in keeps its plain mean
-    np.testing.assert_allclose(null @ fit.mean[:, 0], (np.asarray(data.values) @ null).mean(), atol=1e-12)
+    np.testing.assert_allclose(
+        null @ fit.mean[:, 0], (np.asarray(data.values) @ null).mean(), atol=1e-12
+    )
 
 
 def test_the_covariance_of_shared_draws_is_the_definition(shared):
@@ -111,13 +134,18 @@ def test_the_covariance_of_shared_draws_is_the_definition(shared):
     gram = np.asarray(stein_gram(KERNEL, shared.draws[:m], shared.scores[:m]))
     inverse = np.linalg.inv(gram / gram.diagonal().mean() + nugget * np.diag(1 / shared.counts[:m]))
     basis, y = np.asarray(data.basis)[:m], shared.values[:m]
-    projected = inverse - inverse @ basis @ np.linalg.solve(basis.T @ inverse @ basis, basis.T @ inverse)
+    projected = inverse - inverse @ basis @ np.linalg.solve(
+        basis.T @ inverse @ basis, basis.T @ inverse
+    )
     np.testing.assert_allclose(found, y.T @ projected @ y / (m - basis.shape[1]), rtol=1e-7)
 
 
 def three_unbalanced(rng):
     integrands = (smooth, lambda x: 1.0 - smooth(x), lambda x: np.cos(x[..., 1]))
-    return {name: normal_task(rng, n, f) for name, n, f in zip("abc", (8, 30, 14), integrands, strict=True)}
+    return {
+        name: normal_task(rng, n, f)
+        for name, n, f in zip("abc", (8, 30, 14), integrands, strict=True)
+    }
 
 
 COVARIANCE = np.array([[1.0, -0.7, 0.1], [-0.7, 1.2, 0.2], [0.1, 0.2, 0.9]])
@@ -140,7 +168,9 @@ def test_three_unbalanced_tasks_are_the_definition(rng):
         beta = np.linalg.solve(h.T @ inverse @ h, h.T @ inverse @ y)
         return beta, inverse @ (y - h @ beta)
 
-    np.testing.assert_allclose([part.mean[0] for part in fit.fits], solve(np.arange(m))[0], atol=1e-8)
+    np.testing.assert_allclose(
+        [part.mean[0] for part in fit.fits], solve(np.arange(m))[0], atol=1e-8
+    )
     for out, _ in joint.folds.rows():
         train = np.setdiff1d(np.arange(m), out)
         assert set(labels[out]) == {0, 1, 2}  # fold k is left out of every task at once
@@ -153,7 +183,9 @@ def test_three_unbalanced_tasks_are_the_definition(rng):
 def test_the_matrix_free_joint_fit_is_the_dense_one(rng):
     tasks = list(three_unbalanced(rng).values())
     joint = joint_problem(tasks, num_folds=4)
-    free = VectorValued(KERNEL, COVARIANCE, 1e-2, solver=ConjugateGradients(1e-12, 300, 20), guard=False)
+    free = VectorValued(
+        KERNEL, COVARIANCE, 1e-2, solver=ConjugateGradients(1e-12, 300, 20), guard=False
+    )
     dense, iterative = FIXED.crossfit_joint(joint), free.crossfit_joint(joint)
     assert iterative.fits[0].info["solver"] == "ConjugateGradients"
     assert iterative.fits[0].info["num_products"] > 0
@@ -164,7 +196,8 @@ def test_the_matrix_free_joint_fit_is_the_dense_one(rng):
 
 
 def joint_fits(tasks, method):
-    """Fit without the choice between the control variate and the plain mean, which may hide a difference."""
+    """Fit without the choice between the control variate and the plain mean, which may hide a
+    difference."""
     joint = joint_problem(tasks.values(), num_folds=4)
     return dict(zip(tasks, method.crossfit_joint(joint).fits, strict=True))
 
@@ -178,14 +211,18 @@ def test_permuting_the_tasks_permutes_the_results(rng):
     for name in tasks:
         assert np.abs(fits[name].control).max() > 0.1
         for field in ("mean", "control"):
-            np.testing.assert_allclose(getattr(same[name], field), getattr(fits[name], field), atol=1e-9)
+            np.testing.assert_allclose(
+                getattr(same[name], field), getattr(fits[name], field), atol=1e-9
+            )
     once = estimate_jointly(tasks, FIXED, Options(folds=4))
     again = estimate_jointly(permuted, moved, Options(folds=4))
     assert list(again) == ["c", "a", "b"]
     for name in tasks:
         np.testing.assert_allclose(again[name].mean, once[name].mean, rtol=1e-8)
         np.testing.assert_allclose(again[name].mcse, once[name].mcse, rtol=1e-6)
-    np.testing.assert_allclose(again.covariance, once.covariance[np.ix_(order, order)], rtol=1e-6, atol=1e-14)
+    np.testing.assert_allclose(
+        again.covariance, once.covariance[np.ix_(order, order)], rtol=1e-6, atol=1e-14
+    )
 
 
 def test_a_task_given_twice_is_estimated_twice_the_same(rng):
@@ -195,15 +232,21 @@ def test_a_task_given_twice_is_estimated_twice_the_same(rng):
     found = joint_fits(tasks, VectorValued(KERNEL, twin, 1e-2, guard=False))
     assert np.abs(found["a"].control).max() > 0.1
     for field in ("mean", "control"):
-        np.testing.assert_allclose(getattr(found["c"], field), getattr(found["a"], field), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            getattr(found["c"], field), getattr(found["a"], field), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.slow
 def test_the_same_draws_with_other_scores_are_another_target(rng):
-    """As if from importance sampling: only scores decide, so that the joint fit is not the one of shared draws."""
+    """As if from importance sampling: only scores decide, so that the joint fit is not the one of
+    shared draws."""
     first = normal_task(rng, 28)
     x = first.trace.draws
-    tasks = {"a": first, "b": TaskInput(Sample.of(make_trace(x, -x / 1.1), ("f",), first.sample.values))}
+    tasks = {
+        "a": first,
+        "b": TaskInput(Sample.of(make_trace(x, -x / 1.1), ("f",), first.sample.values)),
+    }
     method = VectorValued(KERNEL, RELATED, 1e-2, guard=False)
     found = estimate_jointly(tasks, method, Options())
     assert "solver" in found["a"].info
@@ -215,10 +258,14 @@ def test_the_same_draws_with_other_scores_are_another_target(rng):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("order", "degree"), [(1, 2), (2, 0)])
-def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(shared, order, degree):
+def test_two_terms_on_one_trace_go_the_dense_way_and_one_term_the_kronecker_way(
+    shared, order, degree
+):
     """The order of the operator is that of the kernel which is given."""
     kernels = (Coregionalisation((KERNEL,), RELATED[None], order), halves(RELATED, order))
-    one, two = (VectorValued(k, nugget=0.05, degree=degree, guard=False).crossfit(shared) for k in kernels)
+    one, two = (
+        VectorValued(k, nugget=0.05, degree=degree, guard=False).crossfit(shared) for k in kernels
+    )
     assert one.status == two.status == ("controlled",) * 2
     for field in ("mean", "control"):
         np.testing.assert_allclose(getattr(two, field), getattr(one, field), atol=1e-7)
@@ -241,7 +288,8 @@ def test_a_task_alone_has_the_order_of_the_kernel_that_is_given(rng):
 
 @pytest.mark.slow
 def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
-    """f and 2f + 1 with E f = 0.4, twelve draws each: paired errors (measured: eight times smaller) and labels."""
+    """f and 2f + 1 with E f = 0.4, twelve draws each: paired errors (measured: eight times smaller)
+    and labels."""
     method = VectorValued(tuning=CHEAP)
     together, alone, joint = [], [], []
     for _ in range(12):
@@ -249,8 +297,13 @@ def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
         problem = joint_problem(tasks.values())
         found = method.crossfit_joint(problem)
         scalar = [method._alone(part) for part in problem.problems]
-        for truth, own, single, part in zip((0.4, 1.8), found.fits, scalar, problem.problems, strict=True):
-            errors = [(part.location + part.scale * fit.mean - truth)[0] / part.scale[0] for fit in (own, single)]
+        for truth, own, single, part in zip(
+            (0.4, 1.8), found.fits, scalar, problem.problems, strict=True
+        ):
+            errors = [
+                (part.location + part.scale * fit.mean - truth)[0] / part.scale[0]
+                for fit in (own, single)
+            ]
             together.append(errors[0])
             alone.append(errors[1])
             joint.append(not own.method[0].endswith("alone"))
@@ -262,17 +315,22 @@ def test_related_tasks_are_better_together_and_the_guard_sees_it(rng):
 
 @pytest.mark.slow
 def test_a_relation_that_is_not_there_is_refused(rng):
-    """A covariance that says two unrelated integrands are one: the guard takes each task's own fit instead."""
+    """A covariance that says two unrelated integrands are one: the guard takes each task's own fit
+    instead."""
     wrong = np.array([[1.0, 0.999], [0.999, 1.0]])
     guarded = VectorValued(KERNEL, wrong, 1e-4)
     refused = []
     for _ in range(6):
-        tasks = {"a": normal_task(rng, 28), "b": normal_task(rng, 28, lambda x: np.cos(2 * x[..., 1]) * x[..., 0])}
+        tasks = {
+            "a": normal_task(rng, 28),
+            "b": normal_task(rng, 28, lambda x: np.cos(2 * x[..., 1]) * x[..., 0]),
+        }
         joint = joint_problem(tasks.values())
         for problem, found in zip(joint.problems, guarded.crossfit_joint(joint).fits, strict=True):
             alone = guarded._alone(problem)
             assert (
-                judged_variance(problem, found) <= SCALAR_MARGIN * judged_variance(problem, alone) * (1 + 1e-9)
+                judged_variance(problem, found)
+                <= SCALAR_MARGIN * judged_variance(problem, alone) * (1 + 1e-9)
             ).all()
             assert found.method[0].endswith("alone") is not found.info["joint"][0]
             if found.method[0].endswith("alone"):
@@ -286,12 +344,19 @@ def test_a_relation_that_is_not_there_is_refused(rng):
 
 @pytest.mark.slow
 def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
-    """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a farce."""
-    step = {"a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)), "b": normal_task(rng, 28, lambda x: x[..., 1])}
+    """Steps under a kernel that is given: at 1e-8 alone would be far worse, and the guard a
+    farce."""
+    step = {
+        "a": normal_task(rng, 28, lambda x: 1.0 * (x[..., 0] > 0)),
+        "b": normal_task(rng, 28, lambda x: x[..., 1]),
+    }
     joint = joint_problem(step.values())
     free = VectorValued(KERNEL)
     assert free._alone(joint.problems[0]).info["nugget"] > 1e-4
-    for given in (VectorValued(KERNEL, RELATED), VectorValued(Coregionalisation((KERNEL,), RELATED[None]))):
+    for given in (
+        VectorValued(KERNEL, RELATED),
+        VectorValued(Coregionalisation((KERNEL,), RELATED[None])),
+    ):
         assert given._alone(joint.problems[0]).info["nugget"] == 1e-8
         assert given.crossfit_joint(joint).fits[0].info["nugget"] == 1e-8
 
@@ -304,8 +369,14 @@ def test_a_task_alone_has_its_nugget_tuned_where_the_tasks_together_have(rng):
         ({"nugget": 0.0}, "`nugget`, a number in"),
         ({"nugget": np.nan}, "`nugget`, a number in"),
         ({"covariance": np.array([[1.0, 2.0], [2.0, 1.0]])}, "positive definite"),
-        ({"kernel": Coregionalisation((KERNEL,), np.eye(2)[None]), "covariance": np.eye(2)}, "no `covariance` beside"),
-        ({"covariance": np.eye(2), "tuning": ConvexTaskCovariance()}, "beside ConvexTaskCovariance"),
+        (
+            {"kernel": Coregionalisation((KERNEL,), np.eye(2)[None]), "covariance": np.eye(2)},
+            "no `covariance` beside",
+        ),
+        (
+            {"covariance": np.eye(2), "tuning": ConvexTaskCovariance()},
+            "beside ConvexTaskCovariance",
+        ),
     ],
 )
 def test_a_choice_that_cannot_be_is_refused(options, words):
@@ -314,14 +385,19 @@ def test_a_choice_that_cannot_be_is_refused(options, words):
 
 
 def test_a_covariance_of_other_tasks_is_refused(rng):
-    for tasks in (three_unbalanced(rng), {"a": normal_task(rng), "b": normal_task(rng), "c": normal_task(rng)}):
+    for tasks in (
+        three_unbalanced(rng),
+        {"a": normal_task(rng), "b": normal_task(rng), "c": normal_task(rng)},
+    ):
         with pytest.raises(ValueError, match="a covariance of 3 tasks"):
             estimate_jointly(tasks, VectorValued(KERNEL, RELATED), Options())
 
 
 def test_too_few_draws_for_the_folds_are_plain(rng):
     found = estimate_jointly(
-        {"a": normal_task(rng, 5), "b": normal_task(rng, 5)}, VectorValued(KERNEL, RELATED, 1e-2), Options()
+        {"a": normal_task(rng, 5), "b": normal_task(rng, 5)},
+        VectorValued(KERNEL, RELATED, 1e-2),
+        Options(),
     )
     for part in found.values():
         assert part.status[0] in ("too_few_draws", "plain")
@@ -332,7 +408,9 @@ def test_too_few_draws_for_the_folds_are_plain(rng):
 def test_features_of_every_task_are_counted(rng):
     """Five rows for six columns of each task, and twenty for all of them."""
     tasks = {name: normal_task(rng, 6) for name in "abcd"}
-    found = estimate_jointly(tasks, VectorValued(KERNEL, np.eye(4), 1e-2, degree=2, guard=False), Options())
+    found = estimate_jointly(
+        tasks, VectorValued(KERNEL, np.eye(4), 1e-2, degree=2, guard=False), Options()
+    )
     assert {part.status for part in found.values()} == {("too_few_draws",)}
 
 
@@ -340,7 +418,9 @@ def test_features_of_every_task_are_counted(rng):
 def test_a_rank_is_at_most_the_number_of_tasks(rng):
     tasks = {name: normal_task(rng, 20) for name in "abc"}
     found = estimate_jointly(
-        tasks, VectorValued(tuning=TaskREML(squared_lengthscales=(30.0,), rank=2, max_steps=2)), Options()
+        tasks,
+        VectorValued(tuning=TaskREML(squared_lengthscales=(30.0,), rank=2, max_steps=2)),
+        Options(),
     )
     assert all(np.isfinite(part.mean).all() for part in found.values())
 
@@ -358,5 +438,8 @@ def test_an_order_that_is_given_is_that_of_every_fit(rng):
     values = np.stack([smooth(x), np.cos(x[..., 0])], axis=-1)
     problem = make_problem(make_trace(x, -x), values)
     for solver in (None, ConjugateGradients(rtol=1e-10)):
-        first, second = (VectorValued(KERNEL, RELATED, 1e-4, order=o, solver=solver).crossfit(problem) for o in (1, 2))
+        first, second = (
+            VectorValued(KERNEL, RELATED, 1e-4, order=o, solver=solver).crossfit(problem)
+            for o in (1, 2)
+        )
         assert np.abs(first.mean - second.mean).max() > 1e-9

@@ -1,4 +1,5 @@
-"""The tree that mcmcpost returns is an ArviZ tree: summary, leave-one-out, forests and weighted means as before."""
+"""The tree that mcmcpost returns is an ArviZ tree: summary, leave-one-out, forests and weighted
+means as before."""
 
 import arviz_plots
 import arviz_stats
@@ -21,7 +22,9 @@ def observed(rng):
     mean = rng.normal(y.mean() * 3 / 4, 0.5, size=(4, 150, 1))
     tree = mp.from_arrays(mean, -4.0 * (mean - y.mean() * 3 / 4), names=["mu"])
     log_likelihood = xr.DataArray(-0.5 * (y - mean) ** 2, dims=("chain", "draw", "row"))
-    return xr.DataTree.from_dict(tree.to_dict() | {"log_likelihood": xr.Dataset({"y": log_likelihood})})
+    return xr.DataTree.from_dict(
+        tree.to_dict() | {"log_likelihood": xr.Dataset({"y": log_likelihood})}
+    )
 
 
 def test_summary_and_loo_of_the_controlled_tree_are_those_of_the_trace(observed):

@@ -1,4 +1,5 @@
-"""Scores for a stored trace: from a file and its model, checked against what the sampler recorded."""
+"""Scores for a stored trace: from a file and its model, checked against what the sampler
+recorded."""
 
 import arviz_base
 import jax
@@ -70,9 +71,12 @@ def test_a_saved_tree_and_its_model_give_the_scores_of_the_sampler(sampled, tmp_
 @pytest.mark.slow
 def test_other_data_than_was_sampled_are_refused(sampled):
     _, bare = sampled
-    with pytest.raises(mp.ScoreError, match=r"recorded `sample_stats.lp` by a constant, got differences from.*data"):
+    with pytest.raises(
+        mp.ScoreError, match=r"recorded `sample_stats.lp` by a constant, got differences from.*data"
+    ):
         mp.attach_scores(bare, model, Y + 0.2)
-    with pytest.warns(mp.ScoreWarning, match="too few or have not converged"):  # the record tells what the gate cannot
+    # the record tells what the gate cannot
+    with pytest.warns(mp.ScoreWarning, match="too few or have not converged"):
         mp.attach_scores(bare, model, Y + 0.2, allow_bad_scores=True)
 
 
@@ -98,7 +102,8 @@ def rounded(values, digits):
 
 
 def test_a_record_of_few_digits_or_of_the_other_sign_is_recognised_and_a_wrong_density_is_not(rng):
-    """CmdStan writes six digits until 2.36 and eight since; PyMC with nuts_sampler="numpyro" writes −lp."""
+    """CmdStan writes six digits until 2.36 and eight since; PyMC with nuts_sampler="numpyro" writes
+    −lp."""
     draws = rng.normal(size=(4, 250, 2))
     density = -0.5 * (draws**2).sum(-1)
 
@@ -108,12 +113,16 @@ def test_a_record_of_few_digits_or_of_the_other_sign_is_recognised_and_a_wrong_d
             "posterior": xarray.Dataset(posterior),
             "sample_stats": xarray.Dataset({"lp": (("chain", "draw"), lp)}),
         }
-        tree = mp.attach_scores(xarray.DataTree.from_dict(groups), logdensity_fn=lambda x: -0.5 * scale * x @ x)
+        tree = mp.attach_scores(
+            xarray.DataTree.from_dict(groups), logdensity_fn=lambda x: -0.5 * scale * x @ x
+        )
         np.testing.assert_allclose(read_trace(tree).scores, -draws)
 
     for lp in (rounded(density - 12_346, 6), rounded(density - 1.5e6, 8), density - 1.5e6):
         attach(lp)
-        with pytest.warns(UserWarning, match=r"`sample_stats\.lp` is minus the log density, as PyMC with"):
+        with pytest.warns(
+            UserWarning, match=r"`sample_stats\.lp` is minus the log density, as PyMC with"
+        ):
             attach(-lp)
         with pytest.raises(mp.ScoreError, match="by a constant"):
             attach(lp, scale=2.0)
@@ -129,7 +138,9 @@ def test_a_log_density_is_compared_as_well(sampled):
 @pytest.mark.slow
 def test_a_density_that_is_nowhere_finite_is_the_gates_business(sampled):
     _, bare = sampled
-    with pytest.raises(mp.ScoreError, match=r"at 4000 of 4000 .* everywhere, as with NaN among the data\. Repair"):
+    with pytest.raises(
+        mp.ScoreError, match=r"at 4000 of 4000 .* everywhere, as with NaN among the data\. Repair"
+    ):
         mp.attach_scores(bare, model, jnp.asarray(Y) * jnp.nan)
 
 
@@ -138,7 +149,9 @@ def test_scores_under_another_name_are_pointed_at(sampled):
     kept, _ = sampled
     tree = kept.copy()
     tree["sample_stats"] = kept["sample_stats"].to_dataset().rename(gradient="grad_logp")
-    with pytest.raises(ValueError, match=r"`sample_stats.gradient`.*rename\(\{'grad_logp': 'gradient'\}\)") as info:
+    with pytest.raises(
+        ValueError, match=r"`sample_stats.gradient`.*rename\(\{'grad_logp': 'gradient'\}\)"
+    ) as info:
         mp.summary(tree)
     cure = str(info.value).partition("rename it: ")[2].partition(". Else")[0]
     exec(cure, {"tree": tree})
@@ -151,8 +164,12 @@ def test_scores_in_another_order_of_labels_are_refused(sampled):
     stats = kept["sample_stats"].to_dataset()
     turned = stats["gradient"].isel(unconstrained_parameter=slice(None, None, -1))
     tree = kept.copy()
-    tree["sample_stats"] = stats.drop_vars("gradient").assign(gradient=turned.rename(unconstrained_parameter="other"))
-    with pytest.raises(ValueError, match=r"one order.*unconstrained_draw and gradient, got mu and weights\[1\]"):
+    tree["sample_stats"] = stats.drop_vars("gradient").assign(
+        gradient=turned.rename(unconstrained_parameter="other")
+    )
+    with pytest.raises(
+        ValueError, match=r"one order.*unconstrained_draw and gradient, got mu and weights\[1\]"
+    ):
         read_trace(tree)
     # Along one dim xarray aligns by label, so there no order can be wrong.
     tree["sample_stats"] = stats.assign(gradient=turned)
@@ -191,7 +208,9 @@ def test_the_command_line_takes_a_trace_and_its_model(run, files):
     assert refused(run("reduce", trace), "attach_scores", "--model")
     done = run("reduce", trace, "--model", model_file, "--method", "zv2")
     assert done.code == 0
-    assert {"mu", "weights[2]", "precision"} <= {row.split()[0] for row in done.out.splitlines()[1:]}
+    assert {"mu", "weights[2]", "precision"} <= {
+        row.split()[0] for row in done.out.splitlines()[1:]
+    }
     done = run("report", trace, "--model", model_file, "--method", "zv2", "-o", "report.html")
     assert done.code == 0
     assert done.out.endswith("scores pass\n")
@@ -200,7 +219,9 @@ def test_the_command_line_takes_a_trace_and_its_model(run, files):
 @pytest.mark.slow
 def test_bad_models_on_the_command_line_are_one_line(run, files):
     trace, model_file = files
-    assert refused(run("reduce", trace, "--model", model_file, "--option", "shift=1"), "by a constant")
+    assert refused(
+        run("reduce", trace, "--model", model_file, "--option", "shift=1"), "by a constant"
+    )
     assert refused(run("reduce", trace, "--model", "none.py"), "none.py")
     assert refused(run("reduce", trace, "--option", "shift=1"), "Add --model")
     assert refused(run("reduce", model_file, "--model", model_file), "Leave --model out")
@@ -208,7 +229,8 @@ def test_bad_models_on_the_command_line_are_one_line(run, files):
 
 @pytest.fixture
 def stan_tree(rng):
-    """Exact draws of the stand-in for a BridgeStan model, as ArviZ has them: arrays counted from zero."""
+    """Exact draws of the stand-in for a BridgeStan model, as ArviZ has them: arrays counted from
+    zero."""
     lead = ("chain", "draw")
     variables = {
         "z": ((*lead, "row", "column"), rng.normal(size=(4, 200, 2, 2))),
@@ -218,7 +240,8 @@ def stan_tree(rng):
 
 
 def test_a_bridgestan_model_is_read_by_its_names(stan_tree):
-    """The real package wants C++ sources from GitHub: tests/trees/test_interop_stan.py runs it where they are."""
+    """The real package wants C++ sources from GitHub: tests/trees/test_interop_stan.py runs it
+    where they are."""
     tree = mp.attach_scores(stan_tree, StanModel())
     trace = read_trace(tree)
     z = stan_tree["posterior"]["z"].values
@@ -268,7 +291,8 @@ def test_groups_of_other_draws_are_refused_before_the_work(rng):
 
 
 class Simplex:
-    """A stand-in for ``bridgestan.StanModel`` that refuses, as Stan does, what misses its constraint by 1e-8."""
+    """A stand-in for ``bridgestan.StanModel`` that refuses, as Stan does, what misses its
+    constraint by 1e-8."""
 
     __module__ = "bridgestan.model"
 
@@ -294,7 +318,9 @@ class Simplex:
 def test_a_simplex_of_six_digits_is_made_one_again_and_what_cannot_be_is_named(rng):
     weights = rounded(rng.dirichlet([2.0, 2.0, 2.0], size=(2, 100)), 6)
     assert np.abs(weights.sum(-1) - 1).max() > 1e-7
-    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"w": (("chain", "draw", "k"), weights)})})
+    tree = xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({"w": (("chain", "draw", "k"), weights)})}
+    )
     scored = mp.attach_scores(tree, Simplex())
     exact = weights / weights.sum(-1, keepdims=True)
     np.testing.assert_allclose(read_trace(scored).scores, 2 - 6 * exact[..., :2], rtol=1e-10)
@@ -305,7 +331,8 @@ def test_a_simplex_of_six_digits_is_made_one_again_and_what_cannot_be_is_named(r
 
 
 class Correlation:
-    """A stand-in for ``bridgestan.StanModel`` with a correlation matrix, or its factor: atanh of one is infinite."""
+    """A stand-in for ``bridgestan.StanModel`` with a correlation matrix, or its factor: atanh of
+    one is infinite."""
 
     __module__ = "bridgestan.model"
 
@@ -333,8 +360,12 @@ def test_a_correlation_of_exactly_one_is_named_with_its_draw(rng, refuses, facto
     zero, one = np.zeros_like(r), np.ones_like(r)
     rows = ((one, zero), (r, np.sqrt(1 - r**2))) if factor else ((one, r), (r, one))
     matrix = np.moveaxis(np.array(rows), (0, 1), (2, 3))
-    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"R": (("chain", "draw", "i", "j"), matrix)})})
-    words = r"got R with a correlation of exactly one or minus one at chain 1, draw 7: .*sig_figs=18"
+    tree = xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({"R": (("chain", "draw", "i", "j"), matrix)})}
+    )
+    words = (
+        r"got R with a correlation of exactly one or minus one at chain 1, draw 7: .*sig_figs=18"
+    )
     with pytest.raises(mp.InputError, match=words):
         mp.attach_scores(tree, Correlation(refuses=refuses))
 

@@ -1,4 +1,5 @@
-"""Files that are not what they should be: every one is refused in a message of ours, none is read wrongly."""
+"""Files that are not what they should be: every one is refused in a message of ours, none is read
+wrongly."""
 
 import json
 import os
@@ -66,7 +67,9 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "words"), [pytest.param(*case, id=label) for label, *case in TABLES])
+@pytest.mark.parametrize(
+    ("text", "words"), [pytest.param(*case, id=label) for label, *case in TABLES]
+)
 def test_tables(tmp_path, text, words):
     path = tmp_path / "draws.csv"
     path.write_text(text)
@@ -97,7 +100,13 @@ def test_a_column_that_looks_like_a_parameter_is_told(tmp_path, rng):
     import pandas
 
     a, b = rng.normal(size=(2, 400))
-    columns = {"chain": np.repeat(range(4), 100), "a": a, "b": b, "square": np.exp(a), "gradient_a": -a}
+    columns = {
+        "chain": np.repeat(range(4), 100),
+        "a": a,
+        "b": b,
+        "square": np.exp(a),
+        "gradient_a": -a,
+    }
     path = tmp_path / "draws.csv"
     pandas.DataFrame(columns).to_csv(path, index=False)
     with pytest.warns(UserWarning, match=r"load_tree: b in .* looks like a parameter"):
@@ -124,7 +133,9 @@ BYTES = [
 ]
 
 
-@pytest.mark.parametrize(("name", "content", "words"), [pytest.param(*case, id=label) for label, *case in BYTES])
+@pytest.mark.parametrize(
+    ("name", "content", "words"), [pytest.param(*case, id=label) for label, *case in BYTES]
+)
 def test_bytes(tmp_path, name, content, words):
     path = tmp_path / name
     path.mkdir() if content is None else path.write_bytes(content)
@@ -135,7 +146,9 @@ def test_bytes(tmp_path, name, content, words):
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9, 0.999])
 def test_a_truncated_file(tmp_path, share):
     whole = mp.save_tree(
-        mp.from_arrays(*[np.random.default_rng(3).normal(size=(2, 40, 1))] * 2, allow_bad_scores=True),
+        mp.from_arrays(
+            *[np.random.default_rng(3).normal(size=(2, 40, 1))] * 2, allow_bad_scores=True
+        ),
         tmp_path / "x.nc",
     )
     content = whole.read_bytes()
@@ -187,7 +200,12 @@ def write_sparse(path, dtype="f8"):
 
 SPECIAL = [
     # label, name, function that makes it, words of the message
-    ("a group that contains the root", "x.nc", write_cycle, "a group in two places, /posterior/loop"),
+    (
+        "a group that contains the root",
+        "x.nc",
+        write_cycle,
+        "a group in two places, /posterior/loop",
+    ),
     ("a group that contains itself", "x.nc", write_itself, "a group in two places"),
     ("a soft link to its own group", "x.nc", write_soft_link, "a group in two places"),
     ("sparse numbers", "x.nc", write_sparse, "fits into memory"),
@@ -198,7 +216,9 @@ SPECIAL = [
 ]
 
 
-@pytest.mark.parametrize(("name", "write", "words"), [pytest.param(*case, id=label) for label, *case in SPECIAL])
+@pytest.mark.parametrize(
+    ("name", "write", "words"), [pytest.param(*case, id=label) for label, *case in SPECIAL]
+)
 def test_files_that_would_not_end(tmp_path, name, write, words):
     write(tmp_path / name)
     with pytest.raises(mp.InputError, match=words):
@@ -237,14 +257,26 @@ def test_what_no_file_can_have_is_left_out_and_named(tmp_path, suffix):
     tree = mp.from_arrays(ONES, -ONES)
     tree.attrs |= {"settings": {"tune": 1000, "steps": np.arange(2), "draws": None}, "seed": None}
     tree["posterior"]["x[0]"].attrs = {"unit": "kg", "prior": print, "bounds": [1, [2, 3]]}
-    ragged = np.array([[0.1, 1.0], [0.1, 0.3, 1.0]], dtype=object)  # as PyMC's SMC has its temperatures
+    # as PyMC's SMC has its temperatures
+    ragged = np.array([[0.1, 1.0], [0.1, 0.3, 1.0]], dtype=object)
     text = np.array(["a", "b"], object)
-    tree["stats"] = xarray.Dataset({"beta": ("chain", ragged), "text": ("chain", text), "n": ("chain", [2, 3])})
-    pairs = xarray.Coordinates.from_pandas_multiindex(pandas.MultiIndex.from_tuples([("a", 1), ("b", 2)]), "pair")
+    tree["stats"] = xarray.Dataset(
+        {"beta": ("chain", ragged), "text": ("chain", text), "n": ("chain", [2, 3])}
+    )
+    pairs = xarray.Coordinates.from_pandas_multiindex(
+        pandas.MultiIndex.from_tuples([("a", 1), ("b", 2)]), "pair"
+    )
     tree["constants"] = xarray.Dataset({"mass": ("pair", [1.0, 2.0])}, coords=pairs)
     before = tree.copy(deep=True)
-    words = r"without the attribute prior of /posterior/x\[0\], a builtin_function_or_method, /stats/beta of objects"
-    words += r"; as JSON text the attribute settings of /, a dict, the attribute seed" if suffix == ".nc" else r"\.$"
+    words = (
+        r"without the attribute prior of /posterior/x\[0\], a builtin_function_or_method, "
+        r"/stats/beta of objects"
+    )
+    words += (
+        r"; as JSON text the attribute settings of /, a dict, the attribute seed"
+        if suffix == ".nc"
+        else r"\.$"
+    )
     with pytest.warns(UserWarning, match=words):
         back = mp.load_tree(mp.save_tree(tree, tmp_path / f"x{suffix}"))
     assert str(tree) == str(before)
@@ -287,25 +319,46 @@ TREES = [
         {"unconstrained_draw": of(ONES, ("a", "b", "c")), "gradient": of(ONES, ("a", "b", "c"))},
         "with dims",
     ),
-    ("four dims", {"unconstrained_draw": of(ONES[..., None], (*DIMS, "k")), "gradient": of(ONES)}, "with dims"),
-    ("fewer scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES[..., :2], (*DIMS[:2], "other"))}, "shape"),
+    (
+        "four dims",
+        {"unconstrained_draw": of(ONES[..., None], (*DIMS, "k")), "gradient": of(ONES)},
+        "with dims",
+    ),
+    (
+        "fewer scores",
+        {"unconstrained_draw": of(ONES), "gradient": of(ONES[..., :2], (*DIMS[:2], "other"))},
+        "shape",
+    ),
     ("words", {"unconstrained_draw": of(ONES.astype(str)), "gradient": of(ONES)}, "real numeric"),
     ("complex", {"unconstrained_draw": of(ONES * 1j), "gradient": of(ONES)}, "real numeric"),
-    ("objects", {"unconstrained_draw": of(ONES.astype(object)), "gradient": of(ONES)}, "real numeric"),
+    (
+        "objects",
+        {"unconstrained_draw": of(ONES.astype(object)), "gradient": of(ONES)},
+        "real numeric",
+    ),
     ("NaN", {"unconstrained_draw": of(ONES * np.nan), "gradient": of(ONES)}, "all NaN"),
-    ("empty", {"unconstrained_draw": of(ONES[:, :0]), "gradient": of(ONES[:, :0])}, "the same draws"),
+    (
+        "empty",
+        {"unconstrained_draw": of(ONES[:, :0]), "gradient": of(ONES[:, :0])},
+        "the same draws",
+    ),
     ("NaN scores", {"unconstrained_draw": of(ONES), "gradient": of(ONES * np.nan)}, "all NaN"),
     ("wrong sign", {"unconstrained_draw": of(ONES), "gradient": of(ONES)}, "sign"),
     (
         "names twice",
-        {"unconstrained_draw": of(ONES, unconstrained_parameter=list("aab")), "gradient": of(-ONES)},
+        {
+            "unconstrained_draw": of(ONES, unconstrained_parameter=list("aab")),
+            "gradient": of(-ONES),
+        },
         "distinct",
     ),
     ("too large", {"unconstrained_draw": of(ONES * 1e200), "gradient": of(-ONES)}, "1e-75"),
 ]
 
 
-@pytest.mark.parametrize(("variables", "words"), [pytest.param(*case, id=label) for label, *case in TREES])
+@pytest.mark.parametrize(
+    ("variables", "words"), [pytest.param(*case, id=label) for label, *case in TREES]
+)
 def test_trees(variables, words):
     posterior = xarray.Dataset({"q": of(ONES[..., 0], DIMS[:2])})
     groups = {"sample_stats": xarray.Dataset(variables)} if variables else {}
@@ -317,7 +370,12 @@ def test_trees(variables, words):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("score_sign", "-"), ("score_jacobian", "left out"), ("score_space", "constrained"), ("score_sign", 1)],
+    [
+        ("score_sign", "-"),
+        ("score_jacobian", "left out"),
+        ("score_space", "constrained"),
+        ("score_sign", 1),
+    ],
 )
 def test_declared_conventions(name, value):
     tree = mp.from_arrays(ONES, -ONES)

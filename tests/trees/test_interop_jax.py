@@ -1,4 +1,5 @@
-"""Traces of BlackJAX, emcee and dynesty, made by the real packages: gradients kept where there are, else JAX's own."""
+"""Traces of BlackJAX, emcee and dynesty, made by the real packages: gradients kept where there are,
+else JAX's own."""
 
 import arviz_base
 import jax
@@ -29,7 +30,9 @@ def run_chains(kernel, start, chains=4, draws=400):
     def one(key):
         first = kernel.init(start)
         _, states = jax.lax.scan(
-            lambda s, k: (lambda t: (t[0], t))(kernel.step(k, s)), first, jax.random.split(key, draws)
+            lambda s, k: (lambda t: (t[0], t))(kernel.step(k, s)),
+            first,
+            jax.random.split(key, draws),
         )
         return states
 
@@ -38,7 +41,9 @@ def run_chains(kernel, start, chains=4, draws=400):
 
 @pytest.fixture(scope="module")
 def nuts():
-    return run_chains(blackjax.nuts(logdensity, step_size=0.5, inverse_mass_matrix=jnp.ones(3)), START)
+    return run_chains(
+        blackjax.nuts(logdensity, step_size=0.5, inverse_mass_matrix=jnp.ones(3)), START
+    )
 
 
 def by_definition(draws):
@@ -88,7 +93,9 @@ def test_a_position_that_is_an_array():
 
 
 def test_a_kernel_without_gradients_needs_the_log_density(tmp_path):
-    walk = blackjax.additive_step_random_walk(logdensity, blackjax.mcmc.random_walk.normal(0.8 * jnp.ones(3)))
+    walk = blackjax.additive_step_random_walk(
+        logdensity, blackjax.mcmc.random_walk.normal(0.8 * jnp.ones(3))
+    )
     states, info = run_chains(walk, {"b": MEAN[:2], "a": MEAN[2]}, draws=3000)
     with pytest.raises(ValueError, match=r"`logdensity_grad`, got RWState.*logdensity_fn"):
         mp.from_blackjax(states, info)
@@ -115,13 +122,16 @@ def test_a_sequential_sampler_has_weights():
 
 
 def test_a_nested_sampling_run_has_weights_and_live_points():
-    """The prior is a normal of sd 5 in each coordinate, the likelihood one of sd 1: the posterior is normal."""
+    """The prior is a normal of sd 5 in each coordinate, the likelihood one of sd 1: the posterior
+    is normal."""
 
     def log_likelihood(x):
         return -0.5 * float(np.sum((x - MEAN[:2]) ** 2))
 
     rng = np.random.default_rng(4)
-    sampler = dynesty.NestedSampler(log_likelihood, lambda u: 5 * ndtri(u), 2, nlive=100, rstate=rng, sample="unif")
+    sampler = dynesty.NestedSampler(
+        log_likelihood, lambda u: 5 * ndtri(u), 2, nlive=100, rstate=rng, sample="unif"
+    )
     sampler.run_nested(print_progress=False)
     tree = mp.from_dynesty(sampler.results, names=("u", "v"))
     live = tree["sample_stats"]["num_live"].values[0]
@@ -146,7 +156,9 @@ def test_bad_states(nuts):
     with pytest.raises(ValueError, match="start with chain, draw"):
         mp.from_blackjax(jax.tree.map(lambda x: x[0, 0], states))
     with pytest.raises(mp.ScoreError, match="wrong sign"):
-        mp.from_blackjax(states._replace(logdensity_grad=jax.tree.map(jnp.negative, states.logdensity_grad)))
+        mp.from_blackjax(
+            states._replace(logdensity_grad=jax.tree.map(jnp.negative, states.logdensity_grad))
+        )
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +179,9 @@ def test_emcee_gets_its_scores_from_a_log_density(walkers, tmp_path):
     tree = mp.attach_scores(walkers, logdensity_fn=flat)
     trace = check(tree, tmp_path)
     assert trace.draws.shape == (8, 1500, 3)
-    np.testing.assert_array_equal(trace.draws[..., 0], walkers["posterior"]["a"].transpose("chain", "draw"))
+    np.testing.assert_array_equal(
+        trace.draws[..., 0], walkers["posterior"]["a"].transpose("chain", "draw")
+    )
 
 
 def test_emcee_recorded_another_density(walkers):

@@ -1,4 +1,5 @@
-"""Traces of nutpie and PyMC, made by the real packages: read as they are, or scored by PyMC's own gradient."""
+"""Traces of nutpie and PyMC, made by the real packages: read as they are, or scored by PyMC's own
+gradient."""
 
 import re
 import warnings
@@ -23,12 +24,20 @@ nutpie = pytest.importorskip("nutpie", reason=REASON)
 pymc = pytest.importorskip("pymc", reason=REASON)
 transforms = pytest.importorskip("pymc.distributions.transforms", reason=REASON)
 
-UNCONSTRAINED = ("mu[0]", "mu[1]", "sigma_log__", "w_simplex__[0]", "w_simplex__[1]", "upper_logodds__")
+UNCONSTRAINED = (
+    "mu[0]",
+    "mu[1]",
+    "sigma_log__",
+    "w_simplex__[0]",
+    "w_simplex__[1]",
+    "upper_logodds__",
+)
 
 
 @pytest.fixture(scope="module")
 def model():
-    """A model that the project does not know, with a bound that is a parameter and a deterministic."""
+    """A model that the project does not know, with a bound that is a parameter and a
+    deterministic."""
     y = np.random.default_rng(0).normal(1.0, 2.0, size=30)
     with pymc.Model(coords={"group": ["a", "b"]}) as model:
         mu = pymc.Normal("mu", 0.0, 1.0, dims="group")
@@ -60,7 +69,13 @@ def pymc_tree(model):
     with model, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # PyMC's own, on deprecations and progress
         return pymc.sample(
-            draws=500, tune=400, chains=4, cores=1, random_seed=1, nuts_sampler="pymc", progressbar=False
+            draws=500,
+            tune=400,
+            chains=4,
+            cores=1,
+            random_seed=1,
+            nuts_sampler="pymc",
+            progressbar=False,
         )
 
 
@@ -119,10 +134,22 @@ def test_room_for_scores_that_nutpie_was_not_asked_for_is_no_scores(model, tmp_p
     path.mkdir()
     store = nutpie.zarr_store.LocalStore(str(path))
     compiled = nutpie.compile_pymc_model(model)
-    nutpie.sample(compiled, draws=200, tune=300, chains=2, cores=1, seed=1, zarr_store=store, progress_bar=False)
+    nutpie.sample(
+        compiled,
+        draws=200,
+        tune=300,
+        chains=2,
+        cores=1,
+        seed=1,
+        zarr_store=store,
+        progress_bar=False,
+    )
     tree = mp.load_tree(path)
     assert np.isnan(tree["sample_stats"]["gradient"]).all()
-    with pytest.raises(mp.InputError, match=r"`sample_stats\.\w+` in the tree, got one that is all NaN.*attach_scores"):
+    with pytest.raises(
+        mp.InputError,
+        match=r"`sample_stats\.\w+` in the tree, got one that is all NaN.*attach_scores",
+    ):
         mp.check_tree(tree)
     assert mp.check_tree(mp.attach_scores(tree, model)).verdict == "pass"
 
@@ -130,7 +157,9 @@ def test_room_for_scores_that_nutpie_was_not_asked_for_is_no_scores(model, tmp_p
 def test_the_log_density_that_pymc_records_for_numpyro_has_the_other_sign(model):
     with model, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = pymc.sample(300, tune=300, chains=2, random_seed=1, nuts_sampler="numpyro", progressbar=False)
+        tree = pymc.sample(
+            300, tune=300, chains=2, random_seed=1, nuts_sampler="numpyro", progressbar=False
+        )
     with pytest.warns(UserWarning, match="minus the log density"):
         scored = mp.attach_scores(tree, model)
     assert mp.check_tree(scored).verdict == "pass"
@@ -143,7 +172,8 @@ def test_a_tree_of_sequential_monte_carlo_is_saved_without_its_ragged_statistics
         mu = pymc.Normal("mu", 0.0, 1.0)
         pymc.Normal("y", mu, 0.1, observed=np.random.default_rng(0).normal(2.0, 0.1, 200))
         tree = pymc.sample_smc(100, chains=3, cores=1, progressbar=False, random_seed=1)
-    assert tree["sample_stats"]["beta"].dtype == object  # another number of temperatures in each chain
+    # another number of temperatures in each chain
+    assert tree["sample_stats"]["beta"].dtype == object
     with pytest.warns(UserWarning, match="without .*/sample_stats/beta of objects"):
         back = mp.load_tree(mp.save_tree(tree, tmp_path / f"smc{suffix}"))
     np.testing.assert_array_equal(back["posterior"]["mu"], tree["posterior"]["mu"])
@@ -161,13 +191,16 @@ ONE_LINE = 'sample(idata_kwargs={"include_transformed": True}, nuts={"store_grad
 
 
 def test_the_line_that_messages_and_guide_print_keeps_the_scores(model, tmp_path):
-    """PyMC samples by nutpie; with the one argument alone scores or unconstrained draws are missing."""
+    """PyMC samples by nutpie; with the one argument alone scores or unconstrained draws are
+    missing."""
     asked = {"idata_kwargs": {"include_transformed": True}, "nuts": {"store_gradient": True}}
     assert repr(asked["idata_kwargs"]).replace("'", '"') in ONE_LINE
     with model:
         tree = pymc.sample(draws=250, tune=300, cores=1, random_seed=1, progressbar=False, **asked)
         missing = [
-            pymc.sample(draws=20, tune=20, chains=1, random_seed=1, progressbar=False, **{name: asked[name]})
+            pymc.sample(
+                draws=20, tune=20, chains=1, random_seed=1, progressbar=False, **{name: asked[name]}
+            )
             for name in asked
         ]
     assert read_trace(tree).names[:3] == ("mu_0", "mu_1", "sigma_log__")
@@ -234,11 +267,14 @@ def test_a_pymc_model_has_its_evidence():
         rate = pymc.Gamma("rate", 3.0, 2.0)
         pymc.Poisson("y", rate, observed=[3, 1, 4, 1, 5])
     draws = np.random.default_rng(1).gamma(17.0, 1 / 7.0, size=(4, 500))
-    tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset({"rate": (("chain", "draw"), draws)})})
+    tree = xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({"rate": (("chain", "draw"), draws)})}
+    )
     found = mp.bridge_evidence(tree, model, key=jax.random.key(0))
     at_one = model.compile_logp(jacobian=False)({"rate_log__": 0.0})
     assert abs(at_one - (3 * np.log(2) - gammaln(3) - 7 - gammaln([4, 2, 5, 2, 6]).sum())) < 1e-8
-    truth = at_one + 7 + gammaln(17) - 17 * np.log(7)  # PyMC's log Γ is a few 1e-9 off, more than the bridge
+    # PyMC's log Γ is a few 1e-9 off, more than the bridge
+    truth = at_one + 7 + gammaln(17) - 17 * np.log(7)
     assert abs(found.value - truth) < 4.5 * np.hypot(found.mcse, found.discretisation_error) < 0.01
     with pymc.Model() as improper:
         mu = pymc.Flat("mu")
@@ -255,8 +291,14 @@ NEIGHBOURS = np.array([[0, 1], [1, 0]])
     [
         (lambda: pymc.ICAR("x", W=NEIGHBOURS), "improper ones of x"),
         (lambda: pymc.CAR("x", mu=np.zeros(2), W=NEIGHBOURS, alpha=0.5, tau=1.0), "got x, a CAR"),
-        (lambda: pymc.Normal("x", shape=2, transform=transforms.ordered, initval=[0, 1]), "transformation Ordered"),
-        (lambda: pymc.Normal("x", shape=2, transform=transforms.log), "transformation LogTransform"),
+        (
+            lambda: pymc.Normal("x", shape=2, transform=transforms.ordered, initval=[0, 1]),
+            "transformation Ordered",
+        ),
+        (
+            lambda: pymc.Normal("x", shape=2, transform=transforms.log),
+            "transformation LogTransform",
+        ),
         (lambda: pymc.HalfNormal("x", shape=2, default_transform=transforms.log_exp_m1), None),
         (lambda: pymc.ZeroSumNormal("x", shape=2), None),
         (lambda: pymc.Dirichlet("x", np.ones(2)), None),
@@ -272,9 +314,20 @@ def test_priors_that_pymc_does_not_normalise_have_no_evidence(prior, said):
 
 def test_chains_of_nutpie_go_on_until_an_error_is_reached(model, key):
     compiled = nutpie.compile_pymc_model(model)
-    settings = {"key": key, "relative": True, "num_chains": 2, "num_warmup": 300, "batch": 200, "method": "plain"}
-    found = mp.sample_until(compiled, mcse=0.04, integrands=["mu", "upper"], max_draws=20_000, **settings)
-    again = mp.sample_until(compiled, mcse=0.04, integrands=["mu", "upper"], max_draws=40_000, **settings)
+    settings = {
+        "key": key,
+        "relative": True,
+        "num_chains": 2,
+        "num_warmup": 300,
+        "batch": 200,
+        "method": "plain",
+    }
+    found = mp.sample_until(
+        compiled, mcse=0.04, integrands=["mu", "upper"], max_draws=20_000, **settings
+    )
+    again = mp.sample_until(
+        compiled, mcse=0.04, integrands=["mu", "upper"], max_draws=40_000, **settings
+    )
     assert found.reached
     assert (found.estimate.mcse <= 0.04 * found.estimate.sd).all()
     assert found.tree["posterior"].sizes["draw"] % 200 == 0
@@ -296,10 +349,14 @@ def test_values_on_a_boundary_are_named_with_their_draw(rng):
         return xarray.DataTree.from_dict({"posterior": xarray.Dataset(variables)})
 
     s[0, 3] = 0.0
-    with pytest.raises(mp.InputError, match=r"1 of 100 draws of `s` on its boundary.* at chain 0, draw 3: 0\.0\."):
+    with pytest.raises(
+        mp.InputError, match=r"1 of 100 draws of `s` on its boundary.* at chain 0, draw 3: 0\.0\."
+    ):
         mp.attach_scores(tree(), model)
     s[0, 3], r[1, 7] = 1.0, 1.0
-    with pytest.raises(mp.InputError, match=r"1 of 100 draws of `R` on its boundary.* at chain 1, draw 7: \[\[1\.0"):
+    with pytest.raises(
+        mp.InputError, match=r"1 of 100 draws of `R` on its boundary.* at chain 1, draw 7: \[\[1\.0"
+    ):
         mp.attach_scores(tree(), model)
 
 
@@ -319,12 +376,18 @@ def test_compound_steps_give_scores_given_the_discrete_variables(tmp_path):
     assert trace.names == ("rate_log__[0]", "rate_log__[1]")
     expected = changepoint_scores(posterior["rate"].values, posterior["tau"].values)
     np.testing.assert_allclose(trace.scores, expected, rtol=1e-9, atol=1e-9)
-    estimate, true = mp.expectation(scored, ["rate", "tau", "coin"], method="zv2"), changepoint_truth()
+    estimate, true = (
+        mp.expectation(scored, ["rate", "tau", "coin"], method="zv2"),
+        changepoint_truth(),
+    )
     assert (np.abs(estimate.mean - [*true["rate"], true["tau"], 0.3]) < 4.5 * estimate.mcse).all()
     with pytest.raises(mp.InputError, match="continuous free variables, got discrete tau, coin"):
         mp.bridge_evidence(scored, model, key=jax.random.key(0))
     half = posterior.to_dataset().assign(tau=posterior["tau"] + 0.5)
-    with pytest.raises(mp.InputError, match="whole numbers as draws of the discrete `tau`, got float64s that are not"):
+    with pytest.raises(
+        mp.InputError,
+        match="whole numbers as draws of the discrete `tau`, got float64s that are not",
+    ):
         mp.attach_scores(xarray.DataTree.from_dict({"posterior": half}), model)
     with pymc.Model() as counts:
         pymc.Poisson("tau", 3.0)

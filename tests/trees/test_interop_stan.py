@@ -1,4 +1,5 @@
-"""Traces of Stan programs, made by PyStan 3, which compiles them here: scores from PyStan and from BridgeStan."""
+"""Traces of Stan programs, made by PyStan 3, which compiles them here: scores from PyStan and from
+BridgeStan."""
 
 import inspect
 import shutil
@@ -17,7 +18,8 @@ from mcmcpost.trees import read_trace
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.filterwarnings("ignore:It is recommended to use web.AppKey"),  # of PyStan's server
-    pytest.mark.filterwarnings("ignore::mcmcpost.ConvergenceWarning"),  # a divergence or two of Stan's
+    # a divergence or two of Stan's
+    pytest.mark.filterwarnings("ignore::mcmcpost.ConvergenceWarning"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="a Stan program needs a C++ compiler"),
 ]
 REASON = "needs the extra `interop`"
@@ -63,12 +65,17 @@ def by_definition(site):
 def check(tree):
     trace = read_trace(tree)
     posterior = tree["posterior"].to_dataset()
-    np.testing.assert_allclose(trace.draws[..., 1], np.log(posterior["sigma"]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        trace.draws[..., 1], np.log(posterior["sigma"]), rtol=1e-9, atol=1e-9
+    )
     for chain, draw in ((0, 0), (1, 17), (3, 249)):
-        mu, log_sigma, z = by_definition({k: v.values for k, v in posterior.isel(chain=chain, draw=draw).items()})
+        mu, log_sigma, z = by_definition(
+            {k: v.values for k, v in posterior.isel(chain=chain, draw=draw).items()}
+        )
         scores = trace.scores[chain, draw]
         np.testing.assert_allclose([scores[0], scores[1]], [mu, log_sigma], rtol=1e-8, atol=1e-8)
-        # Stan unconstrains a matrix by column: mu, log sigma, two for w, then z[0, 0], z[1, 0], z[0, 1].
+        # Stan unconstrains a matrix by column: mu, log sigma, two for w, then z[0, 0], z[1, 0],
+        # z[0, 1].
         np.testing.assert_allclose(scores[6], z, rtol=1e-8, atol=1e-8)
     assert mp.check_tree(tree).verdict == "pass"
     assert (mp.summary(tree, ["mu", "sigma", "precision"], method="zv2")["gain"] > 1).all()
@@ -96,12 +103,19 @@ def test_a_trace_of_another_stan_program_is_refused(fitted):
         mp.attach_scores(shifted, model)
     with pytest.raises(ValueError, match="a model of stan alone"):
         mp.attach_scores(few, model, 1.0)
-    with pytest.raises(ValueError, match="Compile the program with BridgeStan"):  # PyStan's density has no constants
+    # PyStan's density has no constants
+    with pytest.raises(ValueError, match="Compile the program with BridgeStan"):
         mp.bridge_evidence(few, model, key=jax.random.key(0))
 
 
 def test_bridgestan_has_the_methods_that_the_stand_in_has():
-    for name in ("param_names", "param_unc_names", "param_unconstrain", "log_density", "log_density_gradient"):
+    for name in (
+        "param_names",
+        "param_unc_names",
+        "param_unconstrain",
+        "log_density",
+        "log_density_gradient",
+    ):
         given = inspect.signature(getattr(StanModel, name)).parameters
         assert set(given) <= set(inspect.signature(getattr(bridgestan.StanModel, name)).parameters)
 
@@ -123,14 +137,18 @@ def test_bridgestan_gives_the_scores_of_stan_traces(fitted, bridge):
 
 
 def test_bridgestan_has_the_evidence_that_quadrature_has(fitted, bridge):
-    """μ + w₁ + z₁₂ and its variance given w₁ are normal: an integral over σ and w₁, Beta(2, 4), is left."""
+    """μ + w₁ + z₁₂ and its variance given w₁ are normal: an integral over σ and w₁, Beta(2, 4), is
+    left."""
     y = np.array(DATA["y"])
     found = mp.bridge_evidence(fitted[1], bridge, key=jax.random.key(0))
-    sigma, w = np.meshgrid(np.linspace(0.02, 12.0, 1_500), np.linspace(0.0005, 0.9995, 500), indexing="ij")
+    sigma, w = np.meshgrid(
+        np.linspace(0.02, 12.0, 1_500), np.linspace(0.0005, 0.9995, 500), indexing="ij"
+    )
     covariance = sigma[..., None, None] ** 2 * np.eye(4) + 10.0
     rest = (y - w[..., None])[..., None]
     square = (rest * np.linalg.solve(covariance, rest)).sum(axis=(-2, -1))
     logs = -0.5 * (square + np.linalg.slogdet(2 * np.pi * covariance)[1])
-    density = np.exp(logs) * stats.norm(0, 2).pdf(sigma) * stats.beta(2, 4).pdf(w)  # Stan does not renormalise at zero
+    # Stan does not renormalise at zero
+    density = np.exp(logs) * stats.norm(0, 2).pdf(sigma) * stats.beta(2, 4).pdf(w)
     truth = np.log(density.sum() * (sigma[1, 0] - sigma[0, 0]) * (w[0, 1] - w[0, 0]))
     assert abs(found.value - truth) < 4.5 * found.mcse + 1e-3

@@ -1,4 +1,5 @@
-"""Stan without Python: what CmdStan wrote, as CmdStan 2.37.0 did (tests/data/README.md), on the command line."""
+"""Stan without Python: what CmdStan wrote, as CmdStan 2.37.0 did (tests/data/README.md), on the
+command line."""
 
 import json
 import shutil
@@ -42,7 +43,8 @@ def test_outputs_are_reduced_with_the_scores_beside_them(run, outputs):
     assert found["sigma_obs"]["gain"] > 2
     for given in (
         ["--diagnostics", DIAGNOSTICS[0], "--diagnostics", DIAGNOSTICS[1]],
-        ["--diagnostics", *DIAGNOSTICS],  # as the shell makes it of a pattern: the second is an argument
+        # as the shell makes it of a pattern: the second is an argument
+        ["--diagnostics", *DIAGNOSTICS],
         DIAGNOSTICS,
     ):
         assert rows(run("reduce", *outputs, *given, *ZV2)) == found
@@ -71,15 +73,23 @@ def test_diagnostic_files_are_found_by_name(tmp_path, output, diagnostic):
 
 def test_chains_of_processes_of_their_own_have_their_own_names(tmp_path):
     for i, chain in enumerate("ab"):
-        for source, name in ((OUTPUTS[i], f"{chain}.csv"), (DIAGNOSTICS[i], f"scores of {chain}.csv")):
+        for source, name in (
+            (OUTPUTS[i], f"{chain}.csv"),
+            (DIAGNOSTICS[i], f"scores of {chain}.csv"),
+        ):
             text = source.read_text().replace("file = cmdstan_output", f"file = {chain}")
-            (tmp_path / name).write_text(text.replace("= cmdstan_diagnostic", f"= elsewhere/scores of {chain}"))
+            (tmp_path / name).write_text(
+                text.replace("= cmdstan_diagnostic", f"= elsewhere/scores of {chain}")
+            )
     trace = read_trace(mp.load_tree(tmp_path / "a.csv", tmp_path / "b.csv"))
     np.testing.assert_array_equal(trace.scores, read_trace(mp.from_cmdstan(DIAGNOSTICS)).scores)
 
 
 def test_warm_up_and_thinning_are_those_of_the_header(run, tmp_path):
-    for source, name in ((OUTPUTS[0], "cmdstan_output.csv"), (DIAGNOSTICS[0], "cmdstan_diagnostic.csv")):
+    for source, name in (
+        (OUTPUTS[0], "cmdstan_output.csv"),
+        (DIAGNOSTICS[0], "cmdstan_diagnostic.csv"),
+    ):
         text = source.read_text()
         first = next(line for line in text.splitlines() if line[:1] not in "#l")
         warm = "\n".join([first] * 250) + "\n"  # 500 iterations thinned by 2
@@ -94,9 +104,17 @@ def test_warm_up_and_thinning_are_those_of_the_header(run, tmp_path):
 
 def test_outputs_without_scores_say_how_to_get_them(run, outputs):
     done = run("reduce", *outputs)
-    assert refused(done, "cmdstan_diagnostic.csv, with --diagnostics", "--model FILE.stan --data FILE.json")
-    outputs[0].write_text(outputs[0].read_text().replace("diagnostic_file = cmdstan_diagnostic.csv", ""))
-    assert refused(run("reduce", outputs[0]), "diagnostic_file=diagnostic.csv", "--model FILE.stan --data FILE.json")
+    assert refused(
+        done, "cmdstan_diagnostic.csv, with --diagnostics", "--model FILE.stan --data FILE.json"
+    )
+    outputs[0].write_text(
+        outputs[0].read_text().replace("diagnostic_file = cmdstan_diagnostic.csv", "")
+    )
+    assert refused(
+        run("reduce", outputs[0]),
+        "diagnostic_file=diagnostic.csv",
+        "--model FILE.stan --data FILE.json",
+    )
 
 
 def test_files_that_do_not_belong_together(run, outputs, tmp_path):
@@ -106,8 +124,12 @@ def test_files_that_do_not_belong_together(run, outputs, tmp_path):
     shutil.copy(DIAGNOSTICS[1], folder / DIAGNOSTICS[0].name)  # each of the other chain
     shutil.copy(DIAGNOSTICS[0], folder / DIAGNOSTICS[1].name)
     assert refused(run("reduce", *outputs), "got another lp__")
-    assert refused(run("reduce", *outputs, DIAGNOSTICS[0]), "as many outputs as diagnostic files, got 2 and 1")
-    assert refused(run("reduce", *OUTPUTS, "--diagnostics", "none.csv"), "an existing file, got none.csv")
+    assert refused(
+        run("reduce", *outputs, DIAGNOSTICS[0]), "as many outputs as diagnostic files, got 2 and 1"
+    )
+    assert refused(
+        run("reduce", *OUTPUTS, "--diagnostics", "none.csv"), "an existing file, got none.csv"
+    )
     trace = mp.save_tree(mp.load_tree(*OUTPUTS), tmp_path / "trace.nc")
     assert refused(run("reduce", OUTPUTS[0], trace), "CmdStan's own files alone")
     other = tmp_path / "other.csv"
@@ -117,12 +139,16 @@ def test_files_that_do_not_belong_together(run, outputs, tmp_path):
         mp.load_tree(tmp_path / "first.csv", other)
 
 
-@pytest.mark.parametrize("change", [lambda t: b"\xef\xbb\xbf" + t, lambda t: t.replace(b"\n", b"\r\n")])
+@pytest.mark.parametrize(
+    "change", [lambda t: b"\xef\xbb\xbf" + t, lambda t: t.replace(b"\n", b"\r\n")]
+)
 def test_files_that_an_editor_has_saved(tmp_path, change):
     for source in (OUTPUTS[0], DIAGNOSTICS[0]):
         (tmp_path / source.name).write_bytes(change(source.read_bytes()))
     tree = mp.load_tree(tmp_path / OUTPUTS[0].name)
-    np.testing.assert_array_equal(read_trace(tree).scores, read_trace(mp.from_cmdstan(DIAGNOSTICS[0])).scores)
+    np.testing.assert_array_equal(
+        read_trace(tree).scores, read_trace(mp.from_cmdstan(DIAGNOSTICS[0])).scores
+    )
 
 
 def test_draws_that_are_not_of_mcmc_are_refused(run, outputs):
@@ -145,17 +171,34 @@ def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
         (tmp_path / source.name).write_text("".join(cut))
     names = [tmp_path / path.name for path in OUTPUTS]
     line = (
-        r"mp\.expectation\(mp\.moments\(one\) \+ mp\.moments\(other\)\), on the command line mcmcpost reduce ONE OTHER"
+        r"mp\.expectation\(mp\.moments\(one\) \+ mp\.moments\(other\)\), on the command line "
+        r"mcmcpost reduce ONE OTHER"
     )
     with pytest.raises(mp.InputError, match=rf"chains of one length, got \[100, 80\].*{line}"):
         mp.load_tree(*names)
     one, other = map(mp.load_tree, names)
-    for more in (["--quantile", "0.05", "--quantile", "0.95"], ["--ci", "0.5"], ["--spread", "sd"], ["--elpd", "y"]):
+    for more in (
+        ["--quantile", "0.05", "--quantile", "0.95"],
+        ["--ci", "0.5"],
+        ["--spread", "sd"],
+        ["--elpd", "y"],
+    ):
         assert refused(run("reduce", *names, *more), "--elpd: expected chains of one length")
     expected = mp.expectation(mp.moments(one, ["m"], "zv2") + mp.moments(other, ["m"], "zv2"))
     beside = [word for path in DIAGNOSTICS for word in ("--diagnostics", tmp_path / path.name)]
     for more in ([], beside):
-        done = run("reduce", *names, *more, "--json", "--method", "zv2", "--var-names", "m", "-o", f"{len(more)}.nc")
+        done = run(
+            "reduce",
+            *names,
+            *more,
+            "--json",
+            "--method",
+            "zv2",
+            "--var-names",
+            "m",
+            "-o",
+            f"{len(more)}.nc",
+        )
         assert "note: chains of different lengths: each trace is summed" in done.err
         (found,) = json.loads(done.out)["quantities"]
         assert (found["name"], found["mean_cv"]) == ("m", pytest.approx(expected.mean[0], rel=1e-9))
@@ -167,7 +210,8 @@ def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
 
 @pytest.fixture
 def stan_program(tmp_path, rng, monkeypatch):
-    """Outputs of a program with sigma and a (2, 2) matrix z, as CmdStan has them, and BridgeStan that compiles it."""
+    """Outputs of a program with sigma and a (2, 2) matrix z, as CmdStan has them, and BridgeStan
+    that compiles it."""
     compiled = []
 
     def compile_model(path):
@@ -176,7 +220,9 @@ def stan_program(tmp_path, rng, monkeypatch):
 
     def model(library, data, *, warn):  # noqa: ARG001  (the real signature)
         if data is None:
-            raise RuntimeError("Exception: variable does not exist; processing stage=data initialization")
+            raise RuntimeError(
+                "Exception: variable does not exist; processing stage=data initialization"
+            )
         assert json.loads(Path(data).read_text()) == {"n": 1}
         return bridgestan_case.StanModel()
 
@@ -199,21 +245,41 @@ def stan_program(tmp_path, rng, monkeypatch):
 
 @pytest.mark.slow
 def test_a_stan_program_gives_the_scores(run, stan_program, monkeypatch):
-    """BridgeStan itself wants C++ sources from GitHub: tests/trees/test_interop_stan.py runs it where they are."""
+    """BridgeStan itself wants C++ sources from GitHub: tests/trees/test_interop_stan.py runs it
+    where they are."""
     paths, program, data, compiled = stan_program
     found = rows(run("reduce", *paths, "--model", program, "--data", data, *ZV2))
     assert compiled == [program]
     assert list(found) == ["sigma", "z[0, 0]", "z[0, 1]", "z[1, 0]", "z[1, 1]"]
     assert all(abs(found[f"z[{i}, {j}]"]["mean_cv"]) < 1e-12 for i in (0, 1) for j in (0, 1))
     assert found["sigma"]["gain"] > 10
-    report = run("report", paths[0], "--model", program, "--data", data, "--method", "zv2", "-o", "report.html")
+    report = run(
+        "report",
+        paths[0],
+        "--model",
+        program,
+        "--data",
+        data,
+        "--method",
+        "zv2",
+        "-o",
+        "report.html",
+    )
     assert report.out.endswith("scores pass\n")
     assert refused(run("reduce", *paths, "--model", program), "without data", "--data data.json")
-    assert refused(run("reduce", *paths, "--model", program, "--data", "no.json"), "JSON file of data", "no.json")
+    assert refused(
+        run("reduce", *paths, "--model", program, "--data", "no.json"),
+        "JSON file of data",
+        "no.json",
+    )
     assert refused(run("reduce", *paths, "--model", "no.stan"), "an existing program")
     assert refused(run("reduce", *paths, "--data", data), "--data", "Add --model")
-    assert refused(run("reduce", *paths, "--model", program, "--option", "n=1"), "the option data alone")
-    assert refused(run("evidence", *paths[:1], "--model", program, "--ladder"), "a Python file", "not --ladder")
+    assert refused(
+        run("reduce", *paths, "--model", program, "--option", "n=1"), "the option data alone"
+    )
+    assert refused(
+        run("evidence", *paths[:1], "--model", program, "--ladder"), "a Python file", "not --ladder"
+    )
     assert refused(run("sample", program, "-o", "trace.nc"), "CmdStan samples it")
     folder = program.with_name("folder.stan")
     folder.mkdir()
@@ -229,7 +295,10 @@ def test_what_bridgestan_lacks_is_one_line(run, stan_program, monkeypatch):
     for error, words in (
         (ValueError("Failed to download BridgeStan 2.9.0 from github.com."), "set BRIDGESTAN"),
         (
-            RuntimeError("Command make failed with code 2.\nstdout:\n\nstderr:\nSyntax error in 'm.stan', line 1"),
+            RuntimeError(
+                "Command make failed with code 2.\nstdout:\n\nstderr:\nSyntax error in "
+                "'m.stan', line 1"
+            ),
             "line 1",
         ),
     ):
@@ -248,8 +317,16 @@ def test_tables_of_cmdstanpy_know_their_chains(tmp_path):
     for i, path in enumerate(OUTPUTS):
         table = pandas.read_csv(path, comment="#")
         n = len(table)
-        places = {"chain__": i + 1.0, "iter__": np.arange(n) + 1.0, "draw__": np.arange(n) + n * i + 1.0}
-        parts.append(table.rename(columns=lambda c: c.replace("trend.", "trend[") + "]" * c.startswith("trend.")))
+        places = {
+            "chain__": i + 1.0,
+            "iter__": np.arange(n) + 1.0,
+            "draw__": np.arange(n) + n * i + 1.0,
+        }
+        parts.append(
+            table.rename(
+                columns=lambda c: c.replace("trend.", "trend[") + "]" * c.startswith("trend.")
+            )
+        )
         parts[-1] = parts[-1].assign(**places)
     path = tmp_path / "draws.csv"
     pandas.concat(parts).to_csv(path, index=False)

@@ -1,4 +1,5 @@
-"""Trees on disk: exact round trips, nothing overwritten, and clear words for what is not a trace."""
+"""Trees on disk: exact round trips, nothing overwritten, and clear words for what is not a
+trace."""
 
 import json
 
@@ -16,13 +17,24 @@ SUFFIXES = (".nc", ".zarr")
 @pytest.fixture
 def tree(rng):
     draws = rng.normal(size=(2, 50, 3))
-    return from_arrays(draws, -draws, np.exp(draws), names=("zeta", "b[0]", "b[1]"), value_names=("z", "y", "a"))
+    return from_arrays(
+        draws, -draws, np.exp(draws), names=("zeta", "b[0]", "b[1]"), value_names=("z", "y", "a")
+    )
 
 
 @pytest.fixture
 def estimate(rng):
     p = 3
-    names = ("mean", "mcse", "gain", "variance_ratio", "sd", "mean_plain", "mcse_plain", "mean_crossfit")
+    names = (
+        "mean",
+        "mcse",
+        "gain",
+        "variance_ratio",
+        "sd",
+        "mean_plain",
+        "mcse_plain",
+        "mean_crossfit",
+    )
     numbers = {name: rng.normal(size=p) for name in names}
     numbers["gain"][1] = np.nan
     return Estimate(
@@ -32,7 +44,13 @@ def estimate(rng):
         method=("ZeroVariance(degree=2)", "plain", "plain"),
         residuals=rng.normal(size=(2, 50, p)),
         covariance=rng.normal(size=(p, p)),
-        info={"degree": 2, "nugget": 1e-8, "kernel": "Matern52", "condition": np.inf, "folds": [1, np.int64(2)]},
+        info={
+            "degree": 2,
+            "nugget": 1e-8,
+            "kernel": "Matern52",
+            "condition": np.inf,
+            "folds": [1, np.int64(2)],
+        },
     )
 
 
@@ -93,7 +111,12 @@ def test_suffixes_and_folders(tree, tmp_path):
 def test_a_file_that_is_no_trace(tree, tmp_path, content):
     path = tmp_path / "trace.nc"
     whole = save_tree(tree, tmp_path / "whole.nc").read_bytes()
-    cut = {"foreign": b"a,b\n1,2\n", "truncated": whole[: len(whole) // 2], "empty": b"", "head": whole[:100]}
+    cut = {
+        "foreign": b"a,b\n1,2\n",
+        "truncated": whole[: len(whole) // 2],
+        "empty": b"",
+        "head": whole[:100],
+    }
     path.write_bytes(cut[content])
     with pytest.raises(ValueError, match=r"netCDF-4 tree at .*trace\.nc.*save_tree"):
         load_tree(path)
@@ -119,7 +142,9 @@ def test_estimates_round_trip(tree, estimate, tmp_path, suffix):
     back = load_tree(save_tree(result, tmp_path / f"out{suffix}"))
     assert back.identical(result)
     group = back["control_variates"]
-    np.testing.assert_array_equal(group["residual"].transpose("chain", "draw", "quantity"), estimate.residuals)
+    np.testing.assert_array_equal(
+        group["residual"].transpose("chain", "draw", "quantity"), estimate.residuals
+    )
     np.testing.assert_array_equal(group["covariance"], estimate.covariance)
     np.testing.assert_array_equal(group["gain"], estimate.gain)
     assert list(group["status"].values) == ["controlled", "undefined", "exact"]
@@ -139,7 +164,12 @@ def test_estimates_round_trip(tree, estimate, tmp_path, suffix):
 def test_estimates_without_a_tree(estimate):
     result = estimate.to_datatree()
     assert list(result.children) == ["control_variates"]
-    assert dict(result["control_variates"].sizes) == {"chain": 2, "draw": 50, "quantity": 3, "quantity_bis": 3}
+    assert dict(result["control_variates"].sizes) == {
+        "chain": 2,
+        "draw": 50,
+        "quantity": 3,
+        "quantity_bis": 3,
+    }
 
 
 def test_estimates_replace_the_older_ones(tree, estimate):
@@ -170,7 +200,8 @@ def test_an_estimate_of_another_trace_is_refused(tree, estimate):
 
 
 def test_attributes_that_are_true_or_false_are_kept(tree, tmp_path):
-    """As one and zero in netCDF, which has no such attributes; the tree that is written stays as it is."""
+    """As one and zero in netCDF, which has no such attributes; the tree that is written stays as it
+    is."""
     new = tree.copy()
     new.attrs["tuned"] = True
     new["posterior"].attrs["flags"] = [True, False]

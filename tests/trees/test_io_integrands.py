@@ -1,4 +1,5 @@
-"""Integrands at every draw: variables, arrays and functions, with names that say which element is which."""
+"""Integrands at every draw: variables, arrays and functions, with names that say which element is
+which."""
 
 import math
 
@@ -63,12 +64,17 @@ def test_arrays(tree, rng):
         lambda d: math.exp(d["theta"][0]) * float(d["mu"] > 0),
         lambda d: math.exp(d["theta"][0]) if d["mu"] > 0 else 0.0,
         lambda d: stats.expon.pdf(-d["theta"][0] + 50) * np.exp(50) * (d["mu"] > 0),
-        lambda d: d["theta"][:1][d["theta"][:1] < np.inf].item() * 0 + jnp.exp(d["theta"][0]) * (d["mu"] > 0),
+        lambda d: (
+            d["theta"][:1][d["theta"][:1] < np.inf].item() * 0
+            + jnp.exp(d["theta"][0]) * (d["mu"] > 0)
+        ),
     ],
     ids=["jax", "numpy", "math", "branch", "scipy", "mask"],
 )
 def test_functions_traceable_or_not(tree, function):
-    names, values, *_ = integrand_values(tree, {"f": function, "n": lambda d: jnp.arange(9.0)[d["count"]]})
+    names, values, *_ = integrand_values(
+        tree, {"f": function, "n": lambda d: jnp.arange(9.0)[d["count"]]}
+    )
     assert names == ("f", "n")
     theta, mu = tree["posterior"]["theta"].values[..., 0], tree["posterior"]["mu"].values.T
     np.testing.assert_allclose(values[..., 0], np.exp(theta) * (mu > 0), rtol=1e-13)
@@ -79,7 +85,11 @@ def test_functions_of_variables_in_the_other_byte_order(tree):
     names, values, *_ = integrand_values(tree, {"f": lambda d: d["mu"] * d["count"]})
     posterior = tree["posterior"].to_dataset()
     tree["posterior"] = posterior.assign(
-        {name: array.astype(array.dtype.newbyteorder()) for name, array in posterior.items() if array.dtype != bool}
+        {
+            name: array.astype(array.dtype.newbyteorder())
+            for name, array in posterior.items()
+            if array.dtype != bool
+        }
     )
     assert tree["posterior"]["count"].dtype != posterior["count"].dtype
     swapped = integrand_values(tree, {"f": lambda d: d["mu"] * d["count"]})
@@ -88,7 +98,9 @@ def test_functions_of_variables_in_the_other_byte_order(tree):
 
 
 def test_functions_of_arrays_name_their_elements(tree):
-    names, values, *_ = integrand_values(tree, {"m": lambda d: d["corr"].T, "all": lambda d: [d["mu"], d["mu"] + 1]})
+    names, values, *_ = integrand_values(
+        tree, {"m": lambda d: d["corr"].T, "all": lambda d: [d["mu"], d["mu"] + 1]}
+    )
     assert names[:3] == ("m[0, 0]", "m[0, 1]", "m[1, 0]")
     assert names[-2:] == ("all[0]", "all[1]")
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["corr"][..., 1, 0])
@@ -106,7 +118,10 @@ def test_a_single_function_is_named_f(tree):
 def test_a_fault_of_the_function_is_not_hidden(tree):
     with pytest.raises(KeyError, match="nu") as raised:
         integrand_values(tree, {"f": lambda d: d["nu"]})
-    assert "integrands: the argument of `f` has mu, theta, corr, count, flag." in raised.value.__notes__
+    assert (
+        "integrands: the argument of `f` has mu, theta, corr, count, flag."
+        in raised.value.__notes__
+    )
 
 
 @pytest.mark.slow
@@ -138,7 +153,11 @@ def test_nan_stays_nan(tree):
         ({"f": lambda _: np.zeros(0)}, ValueError, r"`f` to return a number, got shape \(0,\)"),
         ({"f": lambda d: {"a": d["mu"]}}, TypeError, "`f` to return numbers, got dict"),
         ({"f": lambda _: None}, TypeError, "`f` to return numbers, got NoneType"),
-        (mp.ZeroVariance(), TypeError, "a function, or a mapping to such, got a ZeroVariance. A method is passed as"),
+        (
+            mp.ZeroVariance(),
+            TypeError,
+            "a function, or a mapping to such, got a ZeroVariance. A method is passed as",
+        ),
         (3, TypeError, "a function, or a mapping to such, got a int"),
     ],
 )
@@ -153,10 +172,14 @@ def test_chains_and_draws_in_one_dim_are_told_how_to_be_two(tree):
         with pytest.raises(mp.InputError, match=r'with dims chain and draw.*unstack\("[sz]'):
             integrand_values(tree, given)
     for asked in (None, ["mu"]):
-        with pytest.raises(mp.InputError, match=r'`mu` with dims chain and draw, .*unstack\("sample"\)'):
+        with pytest.raises(
+            mp.InputError, match=r'`mu` with dims chain and draw, .*unstack\("sample"\)'
+        ):
             integrand_values(xarray.DataTree.from_dict({"posterior": flat}), asked)
     for array in (flat["flag"], tree["posterior"]["mu"].isel(chain=0)):
-        with pytest.raises(mp.InputError, match=r"from_arrays: expected `draws` with dims.*(unstack|chain=\[0\])"):
+        with pytest.raises(
+            mp.InputError, match=r"from_arrays: expected `draws` with dims.*(unstack|chain=\[0\])"
+        ):
             mp.from_arrays(array, array)
     with pytest.raises(mp.InputError, match=r"values\.reshape\(2, 5, \*values\.shape\[1:\]\)"):
         integrand_values(tree, {"q": flat["flag"].values})
@@ -170,7 +193,9 @@ def test_chains_and_draws_in_one_dim_are_told_how_to_be_two(tree):
 def test_trees_without_draws():
     with pytest.raises(ValueError, match="dims chain and draw"):
         integrand_values(xarray.DataTree())
-    lonely = xarray.Dataset({"a": (("chain", "draw"), np.zeros((1, 2))), "b": ("draw", np.zeros(2))})
+    lonely = xarray.Dataset(
+        {"a": (("chain", "draw"), np.zeros((1, 2))), "b": ("draw", np.zeros(2))}
+    )
     tree = xarray.DataTree.from_dict({"posterior": lonely})
     with pytest.raises(ValueError, match="`b` with dims chain and draw"):
         integrand_values(tree, ["b"])
@@ -187,10 +212,13 @@ def test_the_tree_is_untouched(tree):
 
 def test_a_function_that_changes_its_draw_changes_a_copy(tree):
     def changed(draw):
-        draw["theta"][0] = float(draw["mu"])  # JAX cannot trace this, so that the function is called with NumPy arrays
+        # JAX cannot trace this, so that the function is called with NumPy arrays
+        draw["theta"][0] = float(draw["mu"])
         return draw["theta"][0]
 
     before = tree.copy(deep=True)
-    _, values, *_ = integrand_values(tree, {"changed": changed, "theta": lambda draw: draw["theta"][0]})
+    _, values, *_ = integrand_values(
+        tree, {"changed": changed, "theta": lambda draw: draw["theta"][0]}
+    )
     assert tree.identical(before)
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["theta"][..., 0])

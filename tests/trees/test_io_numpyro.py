@@ -1,4 +1,5 @@
-"""NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where it was not kept."""
+"""NumPyro traces: z_grad kept with the right sign, every support transformed, recomputation where
+it was not kept."""
 
 import json
 import subprocess
@@ -11,7 +12,13 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 import xarray
-from interop_cases import COUNTS, changepoint, changepoint_chains, changepoint_scores, changepoint_truth
+from interop_cases import (
+    COUNTS,
+    changepoint,
+    changepoint_chains,
+    changepoint_scores,
+    changepoint_truth,
+)
 from numpyro.infer import HMC, MCMC, NUTS, DiscreteHMCGibbs, HMCGibbs, MixedHMC
 from numpyro.infer.util import potential_energy, unconstrain_fn
 from scipy.stats import chi2
@@ -31,7 +38,9 @@ def supports(y):
     numpyro.sample("a_interval", dist.Uniform(-1.0, 3.0))
     weights = numpyro.sample("weights", dist.Dirichlet(jnp.ones(3)))
     base = dist.Normal(jnp.zeros(3), 1.0).to_event(1)
-    numpyro.sample("ordered", dist.TransformedDistribution(base, dist.transforms.OrderedTransform()))
+    numpyro.sample(
+        "ordered", dist.TransformedDistribution(base, dist.transforms.OrderedTransform())
+    )
     numpyro.sample("chol", dist.LKJCholesky(3, 2.0))
     numpyro.sample("below", dist.Uniform(0.0, scale))
     numpyro.deterministic("sum", mu + weights[0])
@@ -91,10 +100,14 @@ def test_scores_are_those_of_the_potential(tree):
     def by_definition(one):
         free = unconstrain_fn(supports, (DATA,), {}, one)
         gradient = jax.grad(lambda free: potential_energy(supports, (DATA,), {}, free))(free)
-        return [jnp.concatenate([jnp.ravel(part[site]) for site in sites]) for part in (free, gradient)]
+        return [
+            jnp.concatenate([jnp.ravel(part[site]) for site in sites]) for part in (free, gradient)
+        ]
 
     for chain, draw in ((0, 0), (1, 17), (0, 59)):
-        free, gradient = by_definition({site: tree["posterior"][site].values[chain, draw] for site in sites})
+        free, gradient = by_definition(
+            {site: tree["posterior"][site].values[chain, draw] for site in sites}
+        )
         np.testing.assert_allclose(trace.draws[chain, draw], free, rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(trace.scores[chain, draw], -gradient, rtol=1e-10, atol=1e-10)
 
@@ -116,7 +129,11 @@ def test_the_tree_keeps_what_arviz_gives(tree):
     assert "observed_data" in tree.children
     assert "z_grad" not in tree["sample_stats"].data_vars
     attrs = tree["sample_stats"].attrs
-    assert (attrs["score_sign"], attrs["score_jacobian"], attrs["score_space"]) == ("+", "included", "unconstrained")
+    assert (attrs["score_sign"], attrs["score_jacobian"], attrs["score_space"]) == (
+        "+",
+        "included",
+        "unconstrained",
+    )
     assert {"mcmcpost_version", "numpyro_version", "jax_version", "score_check"} <= set(attrs)
 
 
@@ -127,7 +144,10 @@ def test_a_wrong_sign_is_caught(tree, sampled, monkeypatch):
     monkeypatch.setattr(sampled, "get_extra_fields", lambda **_: flipped)
     with pytest.raises(ScoreError, match="wrong sign"):
         from_numpyro(sampled)
-    assert read_trace(from_numpyro(sampled, allow_bad_scores=True)).scores[0, 0, 0] == -read_trace(tree).scores[0, 0, 0]
+    assert (
+        read_trace(from_numpyro(sampled, allow_bad_scores=True)).scores[0, 0, 0]
+        == -read_trace(tree).scores[0, 0, 0]
+    )
 
 
 def kept_and_recomputed(mcmc, monkeypatch):
@@ -199,7 +219,9 @@ def test_bad_models(tree):
         numpyro.sample("one", dist.Delta(1.0))
         supports(y)
 
-    with pytest.raises(ValueError, match=r"Delta distributions of one\. Write numpyro\.deterministic"):
+    with pytest.raises(
+        ValueError, match=r"Delta distributions of one\. Write numpyro\.deterministic"
+    ):
         attach_scores(tree, constant, DATA)
     with pytest.raises(ValueError, match="without z, a"):
         attach_scores(tree, plain)
@@ -212,7 +234,9 @@ def test_bad_models(tree):
 
     with pytest.raises(ValueError, match=r"site `mu` of shape \(chain, draw, 4\), got \(2, 60\)"):
         attach_scores(tree, larger, DATA)
-    with pytest.raises(ValueError, match=r"got a list of shape \(3,\) for a Normal of shape \(\). Pass an array"):
+    with pytest.raises(
+        ValueError, match=r"got a list of shape \(3,\) for a Normal of shape \(\). Pass an array"
+    ):
         attach_scores(tree, supports, DATA.tolist())
 
 
@@ -221,7 +245,10 @@ def test_draws_on_a_boundary_are_named(tree):
     posterior = tree["posterior"].to_dataset()
     posterior["b_scale"] = posterior["b_scale"].copy()
     posterior["b_scale"][1, 7] = 0.0  # as a small one is in single precision
-    words = r"1 of 120 draws of `b_scale` on its boundary or beyond, the first at chain 1, draw 7: 0\.0\. Pass"
+    words = (
+        r"1 of 120 draws of `b_scale` on its boundary or beyond, the first at chain 1, draw 7: "
+        r"0\.0\. Pass"
+    )
     with pytest.raises(ValueError, match=words):
         attach_scores(xarray.DataTree.from_dict({"posterior": posterior}), supports, DATA)
     posterior["b_scale"][1, 7] = np.nan
@@ -244,7 +271,9 @@ print(dict(mcmcpost.from_numpyro(mcmc)["posterior"].sizes))
 @pytest.mark.slow
 def test_arviz_imported_before_numpyro():
     """Its lazy import of NumPyro leaves `numpyro.infer` without its submodules."""
-    done = subprocess.run([sys.executable, "-c", ARVIZ_FIRST], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", ARVIZ_FIRST], capture_output=True, text=True, check=False
+    )
     assert done.stdout.strip() == "{'chain': 1, 'draw': 200}", done.stderr
 
 
@@ -258,7 +287,8 @@ def line(x, z):
 
 
 class Line:
-    """A model whose data are in an object, as those of a closure or module: no argument can be copied."""
+    """A model whose data are in an object, as those of a closure or module: no argument can be
+    copied."""
 
     def __init__(self, x, z):
         self.x, self.z = x, z
@@ -269,7 +299,9 @@ class Line:
 
 def evidence_of_line():
     covariance = 10.0**2 * (1 + np.outer(X, X)) + np.eye(30)
-    return -0.5 * (Z @ np.linalg.solve(covariance, Z) + np.linalg.slogdet(2 * np.pi * covariance)[1])
+    return -0.5 * (
+        Z @ np.linalg.solve(covariance, Z) + np.linalg.slogdet(2 * np.pi * covariance)[1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -304,12 +336,17 @@ def test_float64_data_of_a_run_in_float32(where, switched):
 
 @pytest.mark.slow
 def test_a_ladder_leaves_the_data_of_later_runs_as_they_were():
-    """Programs that are kept had kept data in float64, and NumPyro's next run in float32 ended in an error of JAX."""
+    """Programs that are kept had kept data in float64, and NumPyro's next run in float32 ended in
+    an error of JAX."""
     model = Line(X.copy(), Z.copy())
     with jax.enable_x64(False):
         for _ in range(2):  # with the data unknown to JAX, and known in float32
             ladder = mp.sample_power_posteriors(
-                model, temperatures=mp.power_ladder(5, 5), key=jax.random.key(0), num_warmup=200, num_samples=100
+                model,
+                temperatures=mp.power_ladder(5, 5),
+                key=jax.random.key(0),
+                num_warmup=200,
+                num_samples=100,
             )
             np.testing.assert_allclose(mp.log_evidence(ladder).value, evidence_of_line(), atol=1e-4)
             bare = from_numpyro(run(fixed_step(model), samples=400), allow_bad_scores=True)
@@ -320,9 +357,13 @@ def test_a_ladder_leaves_the_data_of_later_runs_as_they_were():
         # Nine thousand observations: −13,000 nats in float32.
         many = Line(np.tile(X, 300), np.tile(Z, 300))
         run(fixed_step(many), samples=2)
-        draws = {name: (("chain", "draw"), np.linspace(0.49, 2.01, 40).reshape(2, 20)) for name in "ab"}
+        draws = {
+            name: (("chain", "draw"), np.linspace(0.49, 2.01, 40).reshape(2, 20)) for name in "ab"
+        }
         tree = xarray.DataTree.from_dict({"posterior": xarray.Dataset(draws)})
-        with pytest.warns(UserWarning, match=r"single precision.*rounded by more than 0\.001 nats\. Switch"):
+        with pytest.warns(
+            UserWarning, match=r"single precision.*rounded by more than 0\.001 nats\. Switch"
+        ):
             mp.laplace_evidence(tree, many, key=jax.random.key(1), num_proposals=200)
 
 
@@ -338,9 +379,16 @@ def test_sites_with_a_slash_have_a_dot_in_the_tree_and_the_program_stays_as_it_i
     with pytest.warns(UserWarning, match=r'"/" in names of sites is "\.".*: left\.a, left\.z'):
         tree = from_numpyro(mcmc)
     assert set(tree["posterior"].data_vars) == {"left.a", "left.z"}
-    assert json.loads(tree["sample_stats"].attrs["numpyro_sites"]) == {"left.a": "left/a", "left.z": "left/z"}
+    assert json.loads(tree["sample_stats"].attrs["numpyro_sites"]) == {
+        "left.a": "left/a",
+        "left.z": "left/z",
+    }
     assert set(mcmc.get_samples()) == {"left/a", "left/z"}
-    again = read_trace(attach_scores(xarray.DataTree.from_dict({"posterior": tree["posterior"].to_dataset()}), scoped))
+    again = read_trace(
+        attach_scores(
+            xarray.DataTree.from_dict({"posterior": tree["posterior"].to_dataset()}), scoped
+        )
+    )
     assert again.names == ("left.z[0]", "left.z[1]", "left.a")
     np.testing.assert_allclose(again.scores, read_trace(tree).scores, atol=1e-10)
     np.testing.assert_allclose(again.scores, -again.draws, atol=1e-10)
@@ -366,16 +414,21 @@ def tree_of(variables):
 def test_scores_given_discrete_sites_control_the_joint_posterior(rng):
     """E[g′(x) + g(x) s(x, k)] = 0 given each k, so that what depends on x gains.
 
-    A function of k alone does not: every control has mean zero given k, and so no covariance with it.
+    A function of k alone does not: every control has mean zero given k, and so no covariance with
+    it.
     """
     draws = changepoint_chains(rng, 4 * 60, 200)
     scored = attach_scores(tree_of(draws), changepoint, COUNTS)
     trace = read_trace(scored)
     assert trace.names == ("rate[0]", "rate[1]")
     np.testing.assert_allclose(trace.draws, np.log(draws["rate"]), rtol=1e-12, atol=1e-12)
-    np.testing.assert_allclose(trace.scores, changepoint_scores(draws["rate"], draws["tau"]), rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(
+        trace.scores, changepoint_scores(draws["rate"], draws["tau"]), rtol=1e-9, atol=1e-9
+    )
     true = np.concatenate([np.ravel(value) for value in changepoint_truth().values()])
-    estimates = [mp.expectation(scored.isel(chain=slice(i, i + 4)), method="zv2") for i in range(0, 240, 4)]
+    estimates = [
+        mp.expectation(scored.isel(chain=slice(i, i + 4)), method="zv2") for i in range(0, 240, 4)
+    ]
     z = np.array([(one.mean - true) / one.mcse for one in estimates])
     names, gains = estimates[0].names, np.median([one.gain for one in estimates], axis=0)
     assert ((z**2).mean(axis=0) < chi2.isf(1e-5 / len(names), 60) / 60).all()
@@ -390,9 +443,13 @@ def test_discrete_sites_whose_draws_are_missing_or_are_others(rng):
     for change, words in (
         (
             {"tau": None},
-            r"or draws of the discrete ones, got discrete tau without draws.*Keep the draws of DiscreteHMC",
+            r"or draws of the discrete ones, got discrete tau without draws.*Keep the draws "
+            r"of DiscreteHMC",
         ),
-        ({"tau": draws["tau"] + 0.5}, "whole numbers as draws of the discrete site `tau`, got float64s that are not"),
+        (
+            {"tau": draws["tau"] + 0.5},
+            "whole numbers as draws of the discrete site `tau`, got float64s that are not",
+        ),
         ({"tau": draws["now"]}, r"site `tau` of shape \(chain, draw\), got \(2, 30, 16\)"),
     ):
         given = {name: values for name, values in (draws | change).items() if values is not None}
@@ -408,14 +465,19 @@ def test_discrete_sites_whose_draws_are_missing_or_are_others(rng):
         attach_scores(tree_of(draws), summed_out, 0.0)
     with pytest.raises(mp.InputError, match="continuous latent sites, got discrete tau alone"):
         attach_scores(tree_of(draws), lambda: numpyro.sample("tau", dist.Poisson(3.0)))
-    with pytest.raises(mp.InputError, match="bridge_evidence: expected continuous latent sites, got discrete tau"):
+    with pytest.raises(
+        mp.InputError, match="bridge_evidence: expected continuous latent sites, got discrete tau"
+    ):
         mp.bridge_evidence(tree_of(draws), changepoint, COUNTS, key=jax.random.key(0))
 
 
 def exact_tau(rng_key, hmc_sites, gibbs_sites):  # noqa: ARG001  (NumPyro's signature)
     places = jnp.arange(1, len(COUNTS))
     now = jnp.where(jnp.arange(len(COUNTS)) < places[:, None], *hmc_sites["rate"])
-    return {"tau": 1 + dist.Categorical(logits=dist.Poisson(now).log_prob(COUNTS).sum(axis=1)).sample(rng_key)}
+    return {
+        "tau": 1
+        + dist.Categorical(logits=dist.Poisson(now).log_prob(COUNTS).sum(axis=1)).sample(rng_key)
+    }
 
 
 @pytest.mark.slow
@@ -432,7 +494,12 @@ def exact_tau(rng_key, hmc_sites, gibbs_sites):  # noqa: ARG001  (NumPyro's sign
 def test_runs_with_discrete_sites(kernel, x64):
     with jax.enable_x64(x64):
         mcmc = MCMC(
-            kernel(), num_warmup=300, num_samples=500, num_chains=2, chain_method="sequential", progress_bar=False
+            kernel(),
+            num_warmup=300,
+            num_samples=500,
+            num_chains=2,
+            chain_method="sequential",
+            progress_bar=False,
         )
         mcmc.run(jax.random.key(0), COUNTS)
         tree = from_numpyro(mcmc, log_likelihood=True)
@@ -443,5 +510,7 @@ def test_runs_with_discrete_sites(kernel, x64):
     again = attach_scores(tree, changepoint, COUNTS)
     np.testing.assert_allclose(read_trace(again).scores, read_trace(tree).scores, atol=1e-9)
     estimate, true = mp.expectation(tree, ["rate", "tau"]), changepoint_truth()
-    assert (np.abs(estimate.mean - np.append(true["rate"], true["tau"])) < 4.5 * estimate.mcse).all()
+    assert (
+        np.abs(estimate.mean - np.append(true["rate"], true["tau"])) < 4.5 * estimate.mcse
+    ).all()
     assert (estimate.gain[:2] > 1.2).all()

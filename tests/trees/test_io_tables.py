@@ -1,4 +1,5 @@
-"""Tables of draws: plain CSV, and CmdStan's diagnostic files, which CmdStan 2.37.0 wrote (tests/data/README.md)."""
+"""Tables of draws: plain CSV, and CmdStan's diagnostic files, which CmdStan 2.37.0 wrote
+(tests/data/README.md)."""
 
 import json
 
@@ -22,7 +23,11 @@ def table(rng):
     x = rng.normal(size=(400, 3))
     columns = {"chain": np.repeat([1, 2, 3, 4], 100), "draw": np.tile(np.arange(100), 4)}
     columns |= {"log_s": x[:, 0], "theta[0]": x[:, 1], "theta[1]": x[:, 2], "s": np.exp(x[:, 0])}
-    columns |= {"gradient_theta[1]": -x[:, 2], "gradient_log_s": -x[:, 0], "gradient_theta[0]": -x[:, 1]}
+    columns |= {
+        "gradient_theta[1]": -x[:, 2],
+        "gradient_log_s": -x[:, 0],
+        "gradient_theta[0]": -x[:, 1],
+    }
     return pandas.DataFrame(columns).sample(frac=1.0, random_state=1)
 
 
@@ -54,12 +59,15 @@ def test_a_table_becomes_a_report_in_one_command(run, table, tmp_path):
 
 
 def test_names_of_other_programs(table, tmp_path):
-    renamed = table.rename(columns={"chain": ".chain", "draw": ".draw", "theta[0]": "theta.1", "theta[1]": "theta.2"})
+    renamed = table.rename(
+        columns={"chain": ".chain", "draw": ".draw", "theta[0]": "theta.1", "theta[1]": "theta.2"}
+    )
     renamed = renamed.drop(columns=[name for name in renamed if name.startswith("gradient_")])
     tree = mp.load_tree(written(renamed, tmp_path / "draws.csv"))
     assert tree["posterior"]["theta"].shape == (4, 100, 2)
     scored = mp.attach_scores(
-        mp.from_arrays(tree["posterior"]["theta"], -tree["posterior"]["theta"]), logdensity_fn=lambda x: -0.5 * x @ x
+        mp.from_arrays(tree["posterior"]["theta"], -tree["posterior"]["theta"]),
+        logdensity_fn=lambda x: -0.5 * x @ x,
     )
     np.testing.assert_allclose(read_trace(scored).scores, -read_trace(scored).draws)
 
@@ -99,7 +107,8 @@ def test_files_that_are_no_tables(tmp_path):
 
 
 def prophet(x):
-    """Prophet's Stan program with a linear trend, on (k, m, δ, log σ, β); constants left out, as `~` does."""
+    """Prophet's Stan program with a linear trend, on (k, m, δ, log σ, β); constants left out, as
+    `~` does."""
     data = {
         name: jnp.asarray(value, jnp.float64)
         for name, value in json.loads((DATA / "cmdstan_data.json").read_text()).items()
@@ -121,7 +130,9 @@ def test_cmdstan_wrote_the_gradients_of_the_potential():
     again = read_trace(mp.attach_scores(tree, logdensity_fn=prophet))
     np.testing.assert_allclose(trace.scores, again.scores, rtol=1e-5, atol=1e-4)
     posterior = tree["posterior"]
-    np.testing.assert_allclose(np.log(posterior["sigma_obs"]), trace.draws[..., 3], rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(
+        np.log(posterior["sigma_obs"]), trace.draws[..., 3], rtol=1e-7, atol=1e-7
+    )
     assert posterior["trend"].shape == (2, 100, 8)
     assert tree["sample_stats"]["diverging"].dtype == bool
     attrs = tree["sample_stats"].attrs
@@ -157,7 +168,9 @@ def test_saved_warmup_is_left_out(tmp_path):
     text = DIAGNOSTICS[0].read_text()
     first = next(line for line in text.splitlines() if line[:1] not in "#l")
     warm = "\n".join([first] * 250) + "\n"  # 500 iterations thinned by 2
-    longer = text.replace("save_warmup = false", "save_warmup = true").replace(first + "\n", warm + first + "\n", 1)
+    longer = text.replace("save_warmup = false", "save_warmup = true").replace(
+        first + "\n", warm + first + "\n", 1
+    )
     trace = read_trace(mp.from_cmdstan(edited(tmp_path, lambda _: longer)))
     np.testing.assert_array_equal(trace.draws, read_trace(mp.from_cmdstan(DIAGNOSTICS)).draws[:1])
 
@@ -174,7 +187,10 @@ def test_a_file_may_end_in_a_comment_without_a_line_break(tmp_path):
         (lambda text: text.replace("g_", "h_"), r"columns g_NAME.*diagnostic_file"),
         (lambda text: text.replace("lp__", "log"), "a column lp__"),
         (lambda text: text[: int(len(text) * 0.7)], "The run was cut"),
-        (lambda text: text.replace("k,m,", "m,k,").replace("g_k,g_m", "g_m,g_k"), "one order.* got k and m"),
+        (
+            lambda text: text.replace("k,m,", "m,k,").replace("g_k,g_m", "g_m,g_k"),
+            "one order.* got k and m",
+        ),
         (lambda text: text.replace("k,m,", "a,m,").replace("g_k", "g_a"), "the parameters k, m"),
         (lambda text: "\n".join(text.splitlines()[:-20]) + "\n", "chains of one length"),
         (lambda text: text[: text.rindex("\n", 0, -2000) - 3], "a last line without an end"),
@@ -200,7 +216,8 @@ def test_bad_calls(tmp_path):
 
 
 def test_rows_of_an_output_in_another_order_than_those_of_its_diagnostic_file_are_told(tmp_path):
-    """Densities in six digits at −12,346 are the same for all draws; an unbounded parameter is not."""
+    """Densities in six digits at −12,346 are the same for all draws; an unbounded parameter is
+    not."""
     files = []
     for path in (DIAGNOSTICS[0], OUTPUTS[0]):
         head = [line for line in path.read_text().splitlines() if not line.startswith("#")]
@@ -210,7 +227,9 @@ def test_rows_of_an_output_in_another_order_than_those_of_its_diagnostic_file_ar
         rows = rows[1:] + rows[:1] if path == OUTPUTS[0] else rows
         files.append(tmp_path / path.name)
         files[-1].write_text("\n".join([head[0], *(",".join(row) for row in rows)]) + "\n")
-    with pytest.raises(ValueError, match=r"got another order of \w+, first at row 0\. Give the files as CmdStan"):
+    with pytest.raises(
+        ValueError, match=r"got another order of \w+, first at row 0\. Give the files as CmdStan"
+    ):
         mp.from_cmdstan(*files)
 
 

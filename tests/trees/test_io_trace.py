@@ -1,4 +1,5 @@
-"""The data contract: arrays to a tree, trees to a trace, the gate at the edge, and nothing changed on the way."""
+"""The data contract: arrays to a tree, trees to a trace, the gate at the edge, and nothing changed
+on the way."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -6,7 +7,14 @@ import pytest
 import xarray
 
 from mcmcpost.scores import ScoreError, ScoreWarning
-from mcmcpost.trees import attach_scores, check_tree, from_arrays, integrand_values, read_trace, save_tree
+from mcmcpost.trees import (
+    attach_scores,
+    check_tree,
+    from_arrays,
+    integrand_values,
+    read_trace,
+    save_tree,
+)
 
 
 @pytest.fixture
@@ -24,10 +32,16 @@ def nutpie_like(draws, dims=("chain", "draw", "unconstrained_parameter")):
             "gradient": (dims, np.transpose(-draws, order)),
             "unconstrained_draw": (dims, np.transpose(draws, order)),
         },
-        coords={"unconstrained_parameter": labels, "chain": [0, 1], "draw": np.arange(draws.shape[1])},
+        coords={
+            "unconstrained_parameter": labels,
+            "chain": [0, 1],
+            "draw": np.arange(draws.shape[1]),
+        },
     )
     posterior = xarray.Dataset({"mu": (("chain", "draw"), draws[..., 0])}, coords={"chain": [0, 1]})
-    warm = xarray.Dataset({"gradient": (("chain", "draw", "unconstrained_parameter"), np.full((2, 7, 3), np.nan))})
+    warm = xarray.Dataset(
+        {"gradient": (("chain", "draw", "unconstrained_parameter"), np.full((2, 7, 3), np.nan))}
+    )
     groups = {
         "posterior": posterior,
         "sample_stats": stats,
@@ -53,7 +67,11 @@ def test_arrays_there_and_back(draws):
     np.testing.assert_array_equal(trace.scores, -draws)
     assert trace.names == tuple(tree["posterior"].data_vars) == ("a", "b[0]", "b[1]")
     attrs = tree["sample_stats"].attrs
-    assert [attrs[k] for k in ("score_sign", "score_jacobian", "score_space")] == ["+", "included", "unconstrained"]
+    assert [attrs[k] for k in ("score_sign", "score_jacobian", "score_space")] == [
+        "+",
+        "included",
+        "unconstrained",
+    ]
     assert (attrs["score_check"], attrs["score_check_message"]) == ("pass", "")
     assert "mcmcpost_version" in attrs
 
@@ -73,7 +91,9 @@ def test_a_tree_is_read_without_a_copy_and_cannot_be_written_through(draws):
 def test_many_variables_are_not_merged_anew_for_each_of_them(rng, monkeypatch):
     """From 3,000 parameters a tree took minutes, and takes seconds."""
     merges, update = [], xarray.Dataset.update
-    monkeypatch.setattr(xarray.Dataset, "update", lambda self, other: merges.append(1) or update(self, other))
+    monkeypatch.setattr(
+        xarray.Dataset, "update", lambda self, other: merges.append(1) or update(self, other)
+    )
     x = rng.normal(size=(4, 20, 40))
     tree = from_arrays(x, -x)
     assert len(merges) < 10
@@ -105,7 +125,10 @@ def test_values_become_scalar_variables(draws):
             r"`draws` with chains of one length, got \[1, 2\].*mp\.moments\(other\)",
         ),
         ({"draws": [[[1.0, 2.0], [1.0]]]}, "`draws` to be one array"),
-        ({"values": np.ma.masked_less(np.arange(600.0).reshape(2, 100, 3), 4.0)}, "masked entries, got 4"),
+        (
+            {"values": np.ma.masked_less(np.arange(600.0).reshape(2, 100, 3), 4.0)},
+            "masked entries, got 4",
+        ),
     ],
 )
 def test_arrays_that_do_not_fit(draws, change, words):
@@ -155,7 +178,9 @@ def test_missing_scores_say_how_to_get_them(draws):
 @pytest.mark.parametrize("place", ["group", "variable"])
 def test_another_declared_convention_is_refused(draws, attribute, value, words, place):
     tree = from_arrays(draws, -draws)
-    (tree["sample_stats"] if place == "group" else tree["sample_stats"]["gradient"]).attrs[attribute] = value
+    (tree["sample_stats"] if place == "group" else tree["sample_stats"]["gradient"]).attrs[
+        attribute
+    ] = value
     with pytest.raises(ValueError, match=words):
         read_trace(tree)
 
@@ -167,14 +192,23 @@ def test_groups_that_disagree(draws):
     with pytest.raises(ValueError, match="same draws in posterior"):
         read_trace(shorter)
     shifted = tree.copy()
-    shifted["posterior"] = xarray.DataTree(tree["posterior"].to_dataset().assign_coords(draw=np.arange(100) + 50))
-    with pytest.raises(ValueError, match=r"same draws in posterior .* label 0 there for 50 at position 0"):
+    shifted["posterior"] = xarray.DataTree(
+        tree["posterior"].to_dataset().assign_coords(draw=np.arange(100) + 50)
+    )
+    with pytest.raises(
+        ValueError, match=r"same draws in posterior .* label 0 there for 50 at position 0"
+    ):
         read_trace(shifted)
 
 
 def test_what_is_no_tree(draws, tmp_path):
     dataset = from_arrays(draws, -draws)["sample_stats"].to_dataset()
-    calls = (read_trace, attach_scores, integrand_values, lambda tree: save_tree(tree, tmp_path / "a.nc"))
+    calls = (
+        read_trace,
+        attach_scores,
+        integrand_values,
+        lambda tree: save_tree(tree, tmp_path / "a.nc"),
+    )
     for call in calls:
         with pytest.raises(TypeError, match=r"an xarray.DataTree, got Dataset"):
             call(dataset)
@@ -183,9 +217,13 @@ def test_what_is_no_tree(draws, tmp_path):
 def test_statistics_of_another_parameterisation_are_dropped(draws):
     tree = nutpie_like(draws)
     del tree["posterior"]["mu"]
-    tree["posterior"] = xarray.DataTree(xarray.Dataset({"a": (("chain", "draw", "k"), draws[..., :2])}))
+    tree["posterior"] = xarray.DataTree(
+        xarray.Dataset({"a": (("chain", "draw", "k"), draws[..., :2])})
+    )
     tree["sample_stats"] = xarray.DataTree(
-        tree["sample_stats"].to_dataset()[["depth"]].assign(mass=("unconstrained_parameter", np.ones(3)))
+        tree["sample_stats"]
+        .to_dataset()[["depth"]]
+        .assign(mass=("unconstrained_parameter", np.ones(3)))
     )
     new = attach_scores(tree, logdensity_fn=lambda x: -0.5 * x @ x)
     assert set(new["sample_stats"].data_vars) == {"depth", "gradient", "unconstrained_draw"}
@@ -201,7 +239,9 @@ def test_wrong_dims(draws):
 
 def test_two_parameter_dims_of_unequal_length(draws):
     dims = ("chain", "draw")
-    stats = xarray.Dataset({"unconstrained_draw": ((*dims, "a"), draws), "gradient": ((*dims, "b"), -draws[..., :2])})
+    stats = xarray.Dataset(
+        {"unconstrained_draw": ((*dims, "a"), draws), "gradient": ((*dims, "b"), -draws[..., :2])}
+    )
     with pytest.raises(ValueError, match="shape of `draws`"):
         read_trace(xarray.DataTree.from_dict({"sample_stats": stats}))
 
@@ -222,7 +262,9 @@ def test_gate_refuses_nan_and_never_invents_scores(draws):
     scores[0, 3, 1] = np.nan
     with pytest.raises(ScoreError, match="not finite"):
         from_arrays(draws, scores)
-    np.testing.assert_array_equal(read_trace(from_arrays(draws, scores, allow_bad_scores=True)).scores, scores)
+    np.testing.assert_array_equal(
+        read_trace(from_arrays(draws, scores, allow_bad_scores=True)).scores, scores
+    )
 
 
 def test_gate_warns_and_records(rng):

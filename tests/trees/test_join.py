@@ -1,4 +1,5 @@
-"""Chains of several files as one trace, files left where they are, and Zarr folders that are not finished."""
+"""Chains of several files as one trace, files left where they are, and Zarr folders that are not
+finished."""
 
 import shutil
 import sys
@@ -11,7 +12,9 @@ import mcmcpost as mp
 from mcmcpost.trees import files
 
 
-def job(rng: np.random.Generator, chains: int = 2, draws: int = 60, names: tuple[str, ...] = ("a", "b")):
+def job(
+    rng: np.random.Generator, chains: int = 2, draws: int = 60, names: tuple[str, ...] = ("a", "b")
+):
     x = rng.normal(size=(chains, draws, len(names)))
     return mp.from_arrays(x, -x, names=names, allow_bad_scores=True)
 
@@ -26,11 +29,15 @@ def test_chains_of_several_files_are_one_trace(tmp_path, rng):
     draws = np.concatenate([tree["sample_stats"]["unconstrained_draw"].values for tree in jobs])
     np.testing.assert_array_equal(joined["sample_stats"]["unconstrained_draw"].values, draws)
     np.testing.assert_array_equal(joined["posterior"].coords["chain"], np.arange(6))
-    assert joined["sample_stats"]["gradient"].coords["unconstrained_parameter"].values.tolist() == ["a", "b"]
+    assert joined["sample_stats"]["gradient"].coords["unconstrained_parameter"].values.tolist() == [
+        "a",
+        "b",
+    ]
 
 
 def test_what_jobs_have_in_common_is_kept(tmp_path, rng):
-    """Attributes of the root, groups inside groups, and variables without chains that are the same."""
+    """Attributes of the root, groups inside groups, and variables without chains that are the
+    same."""
     paths = []
     for i in range(2):
         tree = job(rng)
@@ -82,13 +89,17 @@ def test_files_that_differ_are_refused(tmp_path, rng, change, words):
     [
         (
             {"draws": 50},
-            r"chains of one length in posterior, got 60 draws in .*0\.nc and 50 in .*mcmcpost reduce ONE OTHER",
+            r"chains of one length in posterior, got 60 draws in .*0\.nc and 50 in .*mcmcpost "
+            r"reduce ONE OTHER",
         ),
         ({"names": ("b", "a")}, "the labels of unconstrained_parameter"),
     ],
 )
 def test_chains_of_other_runs_are_refused(tmp_path, rng, other, words):
-    paths = [mp.save_tree(tree, tmp_path / f"{i}.nc") for i, tree in enumerate((job(rng), job(rng, **other)))]
+    paths = [
+        mp.save_tree(tree, tmp_path / f"{i}.nc")
+        for i, tree in enumerate((job(rng), job(rng, **other)))
+    ]
     with pytest.raises(mp.InputError, match=words):
         mp.load_tree(*paths)
 
@@ -99,7 +110,9 @@ def test_other_data_are_refused(tmp_path, rng):
         tree = job(rng)
         tree["observed_data"] = xarray.DataTree(xarray.Dataset({"y": ("i", rng.normal(size=3))}))
         paths.append(mp.save_tree(tree, tmp_path / f"{i}.nc"))
-    with pytest.raises(mp.InputError, match=r"observed_data of .*0\.nc in .*1\.nc, got other values"):
+    with pytest.raises(
+        mp.InputError, match=r"observed_data of .*0\.nc in .*1\.nc, got other values"
+    ):
         mp.load_tree(*paths)
 
 
@@ -127,7 +140,9 @@ def test_large_variables_stay_in_their_files(tmp_path, rng, suffix, monkeypatch)
     assert len(scores.chunks[0]) >= 2
     assert lazy["posterior"]["a"].chunks is None  # 960 bytes
     xarray.testing.assert_identical(lazy.compute(), whole)
-    found, own = (mp.expectation(tree, method="zv1", allow_bad_scores=True) for tree in (whole, lazy))
+    found, own = (
+        mp.expectation(tree, method="zv1", allow_bad_scores=True) for tree in (whole, lazy)
+    )
     np.testing.assert_allclose(own.mcse, found.mcse, rtol=1e-10)
 
 
@@ -142,19 +157,28 @@ def test_dask_is_asked_for_where_it_is_needed(tmp_path, rng, monkeypatch):
 def test_a_zarr_folder_that_is_not_written_to_its_end_is_refused(tmp_path, rng):
     tree = job(rng)
     path = tmp_path / "trace.zarr"
-    encoding = {"/sample_stats": {"unconstrained_draw": {"chunks": (1, 20, 2)}, "gradient": {"chunks": (1, 20, 2)}}}
+    encoding = {
+        "/sample_stats": {
+            "unconstrained_draw": {"chunks": (1, 20, 2)},
+            "gradient": {"chunks": (1, 20, 2)},
+        }
+    }
     tree.to_zarr(path, consolidated=False, encoding=encoding)
     assert mp.load_tree(path)["posterior"].sizes["draw"] == 60
     chunks = path / "sample_stats" / "gradient" / "c"
     shutil.rmtree(chunks / "1" / "2")
-    with pytest.raises(mp.InputError, match=r"5 of 6 chunks of sample_stats/gradient.*still being written"):
+    with pytest.raises(
+        mp.InputError, match=r"5 of 6 chunks of sample_stats/gradient.*still being written"
+    ):
         mp.load_tree(path)
 
 
 def test_variables_of_a_zarr_folder_with_different_numbers_of_draws_are_refused(tmp_path, rng):
     path = mp.save_tree(job(rng), tmp_path / "trace.zarr")
     shutil.rmtree(path / "sample_stats" / "gradient")
-    longer = job(rng, draws=80)["sample_stats"].to_dataset()[["gradient"]].drop_vars(["chain", "draw"])
+    longer = (
+        job(rng, draws=80)["sample_stats"].to_dataset()[["gradient"]].drop_vars(["chain", "draw"])
+    )
     longer.to_zarr(path, group="sample_stats", mode="a", consolidated=False)
     with pytest.raises(mp.InputError, match="draw"):
         mp.load_tree(path)

@@ -1,4 +1,5 @@
-"""Ladders as trees: from a NumPyro model, back from files, with new rungs, and from traces run elsewhere."""
+"""Ladders as trees: from a NumPyro model, back from files, with new rungs, and from traces run
+elsewhere."""
 
 import warnings
 import zlib
@@ -56,7 +57,9 @@ def test_every_variable_has_a_temperature(tree):
     posterior, stats = tree["posterior"], tree["sample_stats"]
     assert list(posterior.data_vars) == ["sigma", "mu", "twice"]
     np.testing.assert_allclose(posterior["twice"], 2 * posterior["mu"])
-    np.testing.assert_allclose(np.exp(stats["unconstrained_draw"].values[..., 0]), posterior["sigma"])
+    np.testing.assert_allclose(
+        np.exp(stats["unconstrained_draw"].values[..., 0]), posterior["sigma"]
+    )
     assert list(stats["unconstrained_parameter"].values) == ["sigma", "mu"]
     mu, sigma = posterior["mu"].values[..., None], posterior["sigma"].values[..., None]
     exact = (-0.5 * ((DATA - mu) / sigma) ** 2 - np.log(sigma * np.sqrt(2 * np.pi))).sum(axis=-1)
@@ -71,7 +74,9 @@ def test_the_last_rung_is_a_trace_of_the_posterior(tree):
     rung = mp.trees.posterior_rung(tree)
     np.testing.assert_array_equal(rung["posterior"]["mu"], tree["posterior"]["mu"][:, :, -1])
     again = mp.attach_scores(rung, model, DATA, allow_bad_scores=True)
-    np.testing.assert_allclose(rung["sample_stats"]["gradient"], again["sample_stats"]["gradient"], rtol=1e-10)
+    np.testing.assert_allclose(
+        rung["sample_stats"]["gradient"], again["sample_stats"]["gradient"], rtol=1e-10
+    )
 
 
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
@@ -84,7 +89,9 @@ def test_a_ladder_survives_a_file(tree, suffix, tmp_path):
 
 def test_dims_in_any_order(tree):
     turned = tree.copy()
-    turned["sample_stats"] = turned["sample_stats"].to_dataset().transpose("temperature", ..., "chain", "draw")
+    turned["sample_stats"] = (
+        turned["sample_stats"].to_dataset().transpose("temperature", ..., "chain", "draw")
+    )
     for a, b in zip(read_ladder(turned), read_ladder(tree), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -110,7 +117,9 @@ def test_what_is_missing_is_said(tree, change, words):
 
 
 def test_an_expectation_of_a_ladder_says_what_it_is(tree):
-    with pytest.raises(ValueError, match=r"got a ladder, with a dim temperature\. Use log_evidence"):
+    with pytest.raises(
+        ValueError, match=r"got a ladder, with a dim temperature\. Use log_evidence"
+    ):
         mp.expectation(tree)
 
 
@@ -146,7 +155,9 @@ def test_functions_instead_of_a_model(key):
     for group in ("posterior", "sample_stats"):
         old = more[group].sel(temperature=list(LEVELS)).to_dataset()
         assert old.equals(made[group].to_dataset()[list(old.data_vars)])
-    assert abs(float(more["posterior"]["x[0]"].sel(temperature=0.6).mean()) - 2.4 / 3.4) < 6 * 0.55 / np.sqrt(50)
+    assert abs(
+        float(more["posterior"]["x[0]"].sel(temperature=0.6).mean()) - 2.4 / 3.4
+    ) < 6 * 0.55 / np.sqrt(50)
     assert len(mp.adaptive_ladder(more, 9)) == 9
 
 
@@ -207,7 +218,8 @@ def test_what_to_sample_must_be_clear(arguments, error, words, key):
 
 
 def hierarchical(y):
-    """Plates, a scaled and a masked likelihood, a factor, a simplex, and a scan with latent sites."""
+    """Plates, a scaled and a masked likelihood, a factor, a simplex, and a scan with latent
+    sites."""
     from numpyro.contrib.control_flow import scan
 
     scale = numpyro.sample("scale", dist.LogNormal(0.0, 1.0))
@@ -215,7 +227,10 @@ def hierarchical(y):
     with numpyro.plate("row", 2):
         rows = numpyro.sample("rows", dist.Uniform(-scale, scale))
     _, path = scan(
-        lambda before, _: (numpyro.sample("path", dist.LogNormal(before, 1.0)),) * 2, jnp.zeros(()), None, length=3
+        lambda before, _: (numpyro.sample("path", dist.LogNormal(before, 1.0)),) * 2,
+        jnp.zeros(()),
+        None,
+        length=3,
     )
     numpyro.factor("extra", 3.0 * weights[0])
     with (
@@ -247,7 +262,8 @@ def test_prior_and_likelihood_add_up_to_the_potential(key):
 
 
 def test_the_prior_sampler_draws_from_the_prior(key):
-    """Its draws satisfy Stein's identity with the gradient of the log prior: sampler and density agree."""
+    """Its draws satisfy Stein's identity with the gradient of the log prior: sampler and density
+    agree."""
     target, _ = tempered_target("test", model, (DATA,), {})
     draws = jax.jit(jax.vmap(target.sample_prior))(jax.random.split(key, 4000))
     scores = jax.jit(jax.vmap(jax.grad(target.log_prior)))(draws)
@@ -264,7 +280,9 @@ def pieces(tree):
 def changed(tree, **changes):
     new = tree.copy()
     stats = new["sample_stats"].to_dataset()
-    new["sample_stats"] = stats.assign({name: change(stats[name]) for name, change in changes.items()})
+    new["sample_stats"] = stats.assign(
+        {name: change(stats[name]) for name, change in changes.items()}
+    )
     return new
 
 
@@ -278,19 +296,31 @@ def assert_equal_ladders(one, other):
 def test_traces_become_a_ladder(tree, tmp_path):
     truth = read_ladder(tree)
     assert_equal_ladders(read_ladder(mp.ladder_from_traces(pieces(tree))), truth)
-    assert_equal_ladders(read_ladder(mp.ladder_from_traces(list(pieces(tree).items())[::-1])), truth)
-    paths = {t: mp.save_tree(part, tmp_path / f"{i}.nc") for i, (t, part) in enumerate(pieces(tree).items())}
+    assert_equal_ladders(
+        read_ladder(mp.ladder_from_traces(list(pieces(tree).items())[::-1])), truth
+    )
+    paths = {
+        t: mp.save_tree(part, tmp_path / f"{i}.nc")
+        for i, (t, part) in enumerate(pieces(tree).items())
+    }
     assert_equal_ladders(read_ladder(mp.ladder_from_traces(paths)), truth)
     bare = {t: part.drop_nodes("sample_stats") for t, part in pieces(tree).items()}
     made = mp.ladder_from_traces(bare, model, (DATA,))
     assert_equal_ladders(read_ladder(made), truth)
     assert made["sample_stats"].attrs["findings"] == ""
-    with pytest.raises(ValueError, match=r"`sample_stats\.unconstrained_draw`, got none in the trace at temperature 0"):
+    with pytest.raises(
+        ValueError,
+        match=r"`sample_stats\.unconstrained_draw`, got none in the trace at temperature 0",
+    ):
         mp.ladder_from_traces(bare)
 
 
 def test_a_ladder_without_gradients_is_completed(tree):
-    stats = tree["sample_stats"].to_dataset().drop_vars(["gradient_log_likelihood", "gradient_log_prior"])
+    stats = (
+        tree["sample_stats"]
+        .to_dataset()
+        .drop_vars(["gradient_log_likelihood", "gradient_log_prior"])
+    )
     partial = tree.copy()
     partial["sample_stats"] = stats
     with pytest.raises(ValueError, match=r"`sample_stats\.gradient_log_likelihood`, got none"):
@@ -306,7 +336,10 @@ def test_a_ladder_without_gradients_is_completed(tree):
     [
         ({"log_likelihood_total": lambda v: v + 15.220112}, "additive constant of 15.220112"),
         ({"log_likelihood_total": lambda v: v * 1.1}, "differs from the model's at 100.0%"),
-        ({"gradient_log_likelihood": lambda v: 0.9 * v}, r"off by 10\.0% of its size, 0\.900 times"),
+        (
+            {"gradient_log_likelihood": lambda v: 0.9 * v},
+            r"off by 10\.0% of its size, 0\.900 times",
+        ),
         ({"gradient_log_prior": lambda v: -v}, "the wrong sign"),
     ],
 )
@@ -346,7 +379,9 @@ def test_sites_are_taken_where_stored_draws_have_labels_of_their_own(tree):
         turned = stats.isel(unconstrained_parameter=slice(None, None, -1))
         labels = [f"{name}_raw" for name in turned["unconstrained_parameter"].values]
         parts[t] = part.copy()
-        parts[t]["sample_stats"] = turned.assign_coords(unconstrained_parameter=labels)[["unconstrained_draw"]]
+        parts[t]["sample_stats"] = turned.assign_coords(unconstrained_parameter=labels)[
+            ["unconstrained_draw"]
+        ]
     made = mp.ladder_from_traces(parts, model, (DATA,))
     expected, found = (read_ladder(each).draws for each in (tree, made))
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
@@ -359,5 +394,7 @@ def test_rungs_in_another_order_of_parameters_are_refused(tree):
     parts[1.0] = parts[1.0].copy()
     parts[1.0]["sample_stats"] = turned.sel(unconstrained_parameter=labels[::-1])
     for arguments in ((), (model, (DATA,))):
-        with pytest.raises(ValueError, match=r"one order of the parameters in the trace at .* at position 0"):
+        with pytest.raises(
+            ValueError, match=r"one order of the parameters in the trace at .* at position 0"
+        ):
             mp.ladder_from_traces(parts, *arguments)

@@ -11,7 +11,8 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost.stein import polynomial_exponents, polynomial_features
 
 GAP_DEGREE = 4
-"""Degree from which the error includes the distance of the mean from those of the two degrees below."""
+"""Degree from which the error includes the distance of the mean from those of the two degrees
+below."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +21,8 @@ class AbstractFamily(abc.ABC):
 
     @property
     def doubted(self) -> bool:
-        """Whether the error includes the distance of the mean from those with one and two families fewer."""
+        """Whether the error includes the distance of the mean from those with one and two families
+        fewer."""
         return False
 
     @property
@@ -34,7 +36,9 @@ class AbstractFamily(abc.ABC):
         """The number of controls."""
 
     @abc.abstractmethod
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         """Return the controls at some states."""
 
     def to_json(self) -> dict[str, Any]:
@@ -46,18 +50,22 @@ class AbstractFamily(abc.ABC):
     def along(
         self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
     ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
-        """Return which controls have a vector field v along a direction somewhere, and how far it goes along it.
+        """Return which controls have a vector field v along a direction somewhere, and how far it
+        goes along it.
 
-        Every control ∇·v + v·s is affine in the score s: with the direction in its place, less what it is at zero, it
-        is v·direction. No family has to know more than its controls.
+        Every control ∇·v + v·s is affine in the score s: with the direction in its place, less what
+        it is at zero, it is v·direction. No family has to know more than its controls.
         """
         scores = np.broadcast_to(direction, draws.shape)
-        return np.arange(self.size), self.controls(draws, scores) - self.controls(draws, np.zeros_like(draws))
+        return np.arange(self.size), self.controls(draws, scores) - self.controls(
+            draws, np.zeros_like(draws)
+        )
 
 
 @dataclass(frozen=True, eq=False)
 class Monomials(AbstractFamily):
-    """The Stein features Δφ + ∇φ·s of monomials φ (Mira, Solgi and Imparato 2013, doi:10.1007/s11222-012-9344-6).
+    """The Stein features Δφ + ∇φ·s of monomials φ (Mira, Solgi and Imparato 2013,
+    doi:10.1007/s11222-012-9344-6).
 
     exponents : (q, d).
     """
@@ -70,16 +78,20 @@ class Monomials(AbstractFamily):
 
     @property
     def doubted(self) -> bool:
-        # Such polynomials follow the integrand between the draws and depart from it beyond the outermost one.
+        # Such polynomials follow the integrand between the draws and depart from it beyond the
+        # outermost one.
         return bool(self.exponents.sum(axis=1).max() >= GAP_DEGREE)
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         return np.asarray(polynomial_features(draws, scores, self.exponents))
 
 
 @dataclass(frozen=True, eq=False)
 class FirstOrder(AbstractFamily):
-    """The scores themselves: the features of the monomials of degree one, of which there may be thousands."""
+    """The scores themselves: the features of the monomials of degree one, of which there may be
+    thousands."""
 
     num_coordinates: int
 
@@ -87,7 +99,9 @@ class FirstOrder(AbstractFamily):
     def size(self) -> int:
         return self.num_coordinates
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         del draws  # the features of z are the scores alone
         return np.asarray(scores)
 
@@ -99,7 +113,8 @@ class FirstOrder(AbstractFamily):
 
 
 def polynomials(d: int, degree: int, max_interaction: int | None = None) -> list[AbstractFamily]:
-    """Return a family for each total degree up to `degree`: those before it span the polynomials of lower degree."""
+    """Return a family for each total degree up to `degree`: those before it span the polynomials of
+    lower degree."""
     families: list[AbstractFamily] = [FirstOrder(d)] if degree else []
     if degree > 1:
         exponents = polynomial_exponents(d, degree, max_interaction=max_interaction)
@@ -109,7 +124,9 @@ def polynomials(d: int, degree: int, max_interaction: int | None = None) -> list
 
 
 def controls_of(
-    families: Sequence[AbstractFamily], draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    families: Sequence[AbstractFamily],
+    draws: Float[np.ndarray, "b d"],
+    scores: Float[np.ndarray, "b d"],
 ) -> Float[np.ndarray, "b q1"]:
     """Return the constant one and the controls of all families, side by side."""
     parts = [family.controls(draws, scores) for family in families]
@@ -160,5 +177,7 @@ class Some(AbstractFamily):
     def size(self) -> int:
         return int(np.count_nonzero(self.kept))
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         return self.family.controls(draws, scores)[:, self.kept]

@@ -19,13 +19,18 @@ RANK_TOLERANCE = 1e-10
 def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " q"]:
     """Return which columns to keep so that none is, to rounding, a combination of the others.
 
-    Columns are of unit norm; the first, the constant, always stays. A pivoted QR, which is slower, is made only where
-    a plain one shows that a column is dependent.
+    Columns are of unit norm; the first, the constant, always stays. A pivoted QR, which is slower,
+    is made only where a plain one shows that a column is dependent.
     """
     size = design.shape[1]
-    if design.shape[0] >= size and (np.abs(np.diagonal(np.linalg.qr(design, mode="r"))) > RANK_TOLERANCE).all():
+    if (
+        design.shape[0] >= size
+        and (np.abs(np.diagonal(np.linalg.qr(design, mode="r"))) > RANK_TOLERANCE).all()
+    ):
         return np.ones(size, bool)
-    rest = design[:, 1:] - design[:, :1] * (design[:, 0] @ design[:, 1:] / (design[:, 0] @ design[:, 0]))
+    rest = design[:, 1:] - design[:, :1] * (
+        design[:, 0] @ design[:, 1:] / (design[:, 0] @ design[:, 0])
+    )
     r, order = scipy.linalg.qr(rest, mode="r", pivoting=True)
     rank = int((np.abs(np.diagonal(r)) > RANK_TOLERANCE).sum())
     keep = np.zeros(size, bool)
@@ -43,17 +48,23 @@ class Features(NamedTuple):
     exponents: Int[np.ndarray, "a d"]
     norms: Float[np.ndarray, " a"]
 
-    def of(self, draws: Float[np.ndarray, "m d"], scores: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m a"]:
+    def of(
+        self, draws: Float[np.ndarray, "m d"], scores: Float[np.ndarray, "m d"]
+    ) -> Float[np.ndarray, "m a"]:
         """Return the features at some states."""
         if not len(self.norms):
             return np.zeros((len(draws), 0))
         return np.asarray(polynomial_features(draws, scores, self.exponents)) / self.norms
 
 
-def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Float[np.ndarray, "m q"]:
-    """Return the constant one and the Stein features L∇φ of some monomials φ, of which there may be none.
+def polynomial_basis(
+    problem: Problem, exponents: Int[np.ndarray, "a d"]
+) -> Float[np.ndarray, "m q"]:
+    """Return the constant one and the Stein features L∇φ of some monomials φ, of which there may be
+    none.
 
-    Features have unit weighted norm and are zero on padding; those that are combinations of others are left out.
+    Features have unit weighted norm and are zero on padding; those that are combinations of others
+    are left out.
     """
     return basis_with_features(problem, exponents)[0]
 
@@ -61,7 +72,8 @@ def polynomial_basis(problem: Problem, exponents: Int[np.ndarray, "a d"]) -> Flo
 def basis_with_features(
     problem: Problem, exponents: Int[np.ndarray, "a d"]
 ) -> tuple[Float[np.ndarray, "m q"], Features]:
-    """Return what `polynomial_basis` returns, and its features, with which it can be made of other states."""
+    """Return what `polynomial_basis` returns, and its features, with which it can be made of other
+    states."""
     real = (problem.counts > 0).astype(float)[:, None]
     if not len(exponents):
         return real, Features(exponents, np.zeros(0))
@@ -75,7 +87,9 @@ def basis_with_features(
     return unit[:, keep], Features(exponents[keep[1:]], norms[keep[1:]])
 
 
-def exponents_of_degree(num_parameters: int, degree: int, max_interaction: int | None = None) -> np.ndarray:
+def exponents_of_degree(
+    num_parameters: int, degree: int, max_interaction: int | None = None
+) -> np.ndarray:
     """Return the monomials of total degree 1 to `degree`; none for degree zero."""
     if degree == 0:
         return np.zeros((0, num_parameters), int)

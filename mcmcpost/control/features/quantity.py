@@ -1,8 +1,9 @@
 """Controls of functions of one quantity, from the vector field that controls its mean.
 
-Let v control the mean of h: c = ∇·v + v·s ≈ h − E h. Then φ_g = g′(h) v·∇h + g(h) c has mean zero for every g of one
-variable, and where v controls h exactly, φ is the Stein operator of the distribution of h: probabilities, quantiles and
-densities are then controlled as well as the mean is, whatever the dimension (docs/mathematics.md section 2).
+Let v control the mean of h: c = ∇·v + v·s ≈ h − E h. Then φ_g = g′(h) v·∇h + g(h) c has mean zero
+for every g of one variable, and where v controls h exactly, φ is the Stein operator of the
+distribution of h: probabilities, quantiles and densities are then controlled as well as the mean
+is, whatever the dimension (docs/mathematics.md section 2).
 """
 
 import itertools
@@ -43,9 +44,15 @@ class Field(NamedTuple):
     control: Float[np.ndarray, " m"]
     along: Float[np.ndarray, " m"]
 
-    def splines(self, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> Float[np.ndarray, "m q"]:
-        """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them; zero on padding."""
-        return self.splines_between(knots_of(self.value[counts > 0], inner_knots)) * (counts > 0)[:, None]
+    def splines(
+        self, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS
+    ) -> Float[np.ndarray, "m q"]:
+        """Return φ_g of cubic B-splines g, which sum to one, so that c is a combination of them;
+        zero on padding."""
+        return (
+            self.splines_between(knots_of(self.value[counts > 0], inner_knots))
+            * (counts > 0)[:, None]
+        )
 
     def splines_between(self, knots: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m q"]:
         """Return the same of splines with these knots."""
@@ -55,41 +62,55 @@ class Field(NamedTuple):
     def conditional(
         self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"], ess: float
     ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-        """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many effective draws."""
+        """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many
+        effective draws."""
         found = Conditional.of(self, counts)
         return found.at(at), found.error(at, ess)
 
-    def unlike_coarse(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
-        """Return how far that regression is from one with half the knots: what splines do not follow of a corner."""
-        return np.abs(Conditional.of(self, counts).at(at) - Conditional.of(self, counts, COARSE).at(at))
+    def unlike_coarse(
+        self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, " t"]:
+        """Return how far that regression is from one with half the knots: what splines do not
+        follow of a corner."""
+        return np.abs(
+            Conditional.of(self, counts).at(at) - Conditional.of(self, counts, COARSE).at(at)
+        )
 
     def beyond_zero(self, counts: Float[np.ndarray, " m"]) -> Bool[np.ndarray, " m"]:
-        """Return the states beyond a zero of E[v·∇h | h]: nothing is transported to them from the others."""
+        """Return the states beyond a zero of E[v·∇h | h]: nothing is transported to them from the
+        others."""
         real = counts > 0
         slope, error = self.conditional(counts, self.value[real], float(counts.sum()))
         found = np.zeros(len(counts), bool)
         found[real] = np.sign(counts[real] @ slope) * slope < -error
         return found
 
-    def steps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+    def steps(
+        self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, "m t"]:
         """Return for each threshold t a control that has the step of 1{h ≤ t}; zero on padding."""
         return self.steps_of(self.as_normal(counts), at) * (counts > 0)[:, None]
 
     def steps_of(self, normal: "Normal", at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
-        """Return φ_g of the solution g of Stein's equation g′ − xg = 1{x ≤ t} − Φ(t) of a normal density.
+        """Return φ_g of the solution g of Stein's equation g′ − xg = 1{x ≤ t} − Φ(t) of a normal
+        density.
 
         See Chen, Goldstein and Shao (2011, *Normal Approximation by Stein's Method*, chapter 2).
         """
         x, t, inside = normal.deviates(self.value, at)
-        # √(2π) e^(x²/2) Φ(min) Φ(−max), in logarithms: its factors overflow and vanish from 38 sd on. Those of minima
-        # are the minima of logarithms, of which there are fewer: most of the time went there.
+        # √(2π) e^(x²/2) Φ(min) Φ(−max), in logarithms: its factors overflow and vanish from 38 sd
+        # on. Those of minima are the minima of logarithms, of which there are fewer: most of the
+        # time went there.
         below, above = np.minimum(log_ndtr(x), log_ndtr(t)), np.minimum(log_ndtr(-x), log_ndtr(-t))
         g = np.sqrt(2 * np.pi) * np.exp(0.5 * x**2 + below + above)
         slope = x * g + (self.value[:, None] <= at) - ndtr(t)
         return self._control(g, np.where(inside, slope, 0.0), normal.sd)
 
-    def ramps(self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
-        """Return for each threshold t a control that has the step of c 1{h > t}, whose mean is the density's.
+    def ramps(
+        self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, "m t"]:
+        """Return for each threshold t a control that has the step of c 1{h > t}, whose mean is the
+        density's.
 
         As in `steps_of`, of the equation g′ − xg = x 1{x > t} − φ(t).
         """
@@ -106,7 +127,8 @@ class Field(NamedTuple):
         return self._control(g, np.where(inside, slope, 0.0), normal.sd)
 
     def as_normal(self, counts: Float[np.ndarray, " m"]) -> "Normal":
-        """Return the normal density that the field implies: of mean E(h − c) and variance |E v·∇h|."""
+        """Return the normal density that the field implies: of mean E(h − c) and variance |E
+        v·∇h|."""
         # The step's jump is exact under any normal; this one only makes what is left of it small.
         total = counts.sum()
         mean = counts @ (self.value - self.control) / total
@@ -128,11 +150,17 @@ class Conditional(NamedTuple):
     left: float
 
     @classmethod
-    def of(cls, field: Field, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> "Conditional":
+    def of(
+        cls, field: Field, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS
+    ) -> "Conditional":
         """Return the regression at some states, by how often each is there."""
         real = counts > 0
         shares, knots = counts[real] / counts.sum(), knots_of(field.value[real], inner_knots)
-        design, root, along = spline_basis(knots)(field.value[real])[0], np.sqrt(shares), field.along[real]
+        design, root, along = (
+            spline_basis(knots)(field.value[real])[0],
+            np.sqrt(shares),
+            field.along[real],
+        )
         found = np.linalg.lstsq(design * root[:, None], along * root, rcond=None)[0]
         inverse = np.linalg.pinv((design * shares[:, None]).T @ design)
         return cls(knots, found, inverse, float(shares @ (along - design @ found) ** 2))
@@ -147,7 +175,8 @@ class Conditional(NamedTuple):
         return np.sqrt(self.left / ess * np.einsum("tq,qr,tr->t", inside, self.inverse, inside))
 
     def influence(self, field: Field, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
-        """Return what each state adds to the mean there: over other draws the mean of this is what `at` has to move."""
+        """Return what each state adds to the mean there: over other draws the mean of this is what
+        `at` has to move."""
         left = field.along - self.at(field.value)
         return left[:, None] * (self.basis(field.value) @ (self.inverse @ self.basis(h).T))
 
@@ -165,24 +194,34 @@ class Normal(NamedTuple):
     def deviates(
         self, values: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
     ) -> tuple[Float[np.ndarray, "m one"], Float[np.ndarray, " t"], Bool[np.ndarray, "m one"]]:
-        """Return values and thresholds as normal deviates, and which of those of the values are not cut off."""
+        """Return values and thresholds as normal deviates, and which of those of the values are not
+        cut off."""
         raw = ((values - self.mean) / self.sd)[:, None]
-        x, t = np.clip(raw, -FARTHEST, FARTHEST), np.clip((at - self.mean) / self.sd, -FARTHEST, FARTHEST)
+        x, t = (
+            np.clip(raw, -FARTHEST, FARTHEST),
+            np.clip((at - self.mean) / self.sd, -FARTHEST, FARTHEST),
+        )
         return x, t, x == raw
 
 
 def knots_of(h: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> Float[np.ndarray, " t"]:
     """Return knots at quantiles of a quantity, in order and without repeats.
 
-    The outermost stand inside the draws: splines that end with the draws would leave out all that lies beyond, and
-    follow any function to a wrong mean, by the same amount in every fold (cos 2x of 1,200 normal draws: z of −10).
+    The outermost stand inside the draws: splines that end with the draws would leave out all that
+    lies beyond, and follow any function to a wrong mean, by the same amount in every fold (cos 2x
+    of 1,200 normal draws: z of −10).
     """
-    quantiles = np.quantile(h, [OUTERMOST, *np.linspace(0, 1, inner_knots + 2)[1:-1], 1 - OUTERMOST])
+    quantiles = np.quantile(
+        h, [OUTERMOST, *np.linspace(0, 1, inner_knots + 2)[1:-1], 1 - OUTERMOST]
+    )
     return np.unique(quantiles) if quantiles[0] < quantiles[-1] else np.array([h.min(), h.max()])
 
 
-def spline_basis(knots: Float[np.ndarray, " t"]) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return a function to cubic B-splines and their derivatives, which are straight beyond the outermost knots."""
+def spline_basis(
+    knots: Float[np.ndarray, " t"],
+) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
+    """Return a function to cubic B-splines and their derivatives, which are straight beyond the
+    outermost knots."""
     low, high = knots[0], knots[-1]
     spline, derivative = _splines(tuple(knots.tolist()))
 
@@ -206,7 +245,8 @@ def _splines(knots: tuple[float, ...]) -> tuple[BSpline, BSpline]:
 class Polynomial(NamedTuple):
     """A polynomial of a few coordinates: one of them itself, or what stands for a quantity.
 
-    places : (r,) of the coordinates. terms : (k, r) exponents, those of lower degree first, with all that divide one.
+    places : (r,) of the coordinates. terms : (k, r) exponents, those of lower degree first, with
+        all that divide one.
     weights : (k,).
     """
 
@@ -219,26 +259,37 @@ class Polynomial(NamedTuple):
         """Return a coordinate itself, or its negative."""
         return cls(np.array([j]), _monomials(1, 1), np.array([0.0, sign]))
 
-    def at(self, draws: Float[np.ndarray, "m d"]) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, "m r"]]:
+    def at(
+        self, draws: Float[np.ndarray, "m d"]
+    ) -> tuple[Float[np.ndarray, " m"], Float[np.ndarray, "m r"]]:
         """Return the values at some draws, and the derivatives by the coordinates."""
-        basis, place = _powers(draws[:, self.places], self.terms), {tuple(t): k for k, t in enumerate(self.terms)}
+        basis, place = (
+            _powers(draws[:, self.places], self.terms),
+            {tuple(t): k for k, t in enumerate(self.terms)},
+        )
         slopes = np.zeros((len(draws), len(self.places)))
         for k in range(len(self.places)):
             # The derivative of a monomial is another, to a factor.
             of = np.flatnonzero(self.terms[:, k])
             lower = self.terms[of] - np.eye(len(self.places), dtype=int)[k]
-            slopes[:, k] = basis[:, [place[tuple(t)] for t in lower]] @ (self.terms[of, k] * self.weights[of])
+            slopes[:, k] = basis[:, [place[tuple(t)] for t in lower]] @ (
+                self.terms[of, k] * self.weights[of]
+            )
         return basis @ self.weights, slopes
 
 
 @dataclass(frozen=True, eq=False)
 class FunctionsOf(AbstractFamily):
-    """Controls φ_g of functions g of one quantity, along a field that is known: splines, and the steps of events.
+    """Controls φ_g of functions g of one quantity, along a field that is known: splines, and the
+    steps of events.
 
-    families, coefficients : (q,) the field v, that of the control of these families which these coefficients make.
+    families, coefficients : (q,) the field v, that of the control of these families which these
+        coefficients make.
     places, terms, weights : the quantity, as in `Polynomial`.
-    knots : (t,) of the splines. steps : (s,) thresholds of the quantity, and `normal` what it is compared to there.
-    names : of the integrands that are functions of the quantity. uses : (k, s) the steps that each has.
+    knots : (t,) of the splines. steps : (s,) thresholds of the quantity, and `normal` what it is
+        compared to there.
+    names : of the integrands that are functions of the quantity. uses : (k, s) the steps that each
+        has.
     jumps : (k,) how many of them may be elsewhere between two draws.
     fine : whether the splines refine those of another family before it.
     ramps : whether steps are those of densities, as in `Field.ramps`.
@@ -271,13 +322,17 @@ class FunctionsOf(AbstractFamily):
     def size(self) -> int:
         return len(self.knots) + CUBIC - 1 + len(self.steps)
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         return self.controls_along(self.field(draws, scores))
 
     def controls_along(self, field: Field) -> Float[np.ndarray, "b q"]:
         """Return the controls at states where the field is known."""
         steps = field.ramps_of if self.ramps else field.steps_of
-        return np.concatenate([steps(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1)
+        return np.concatenate(
+            [steps(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1
+        )
 
     def field(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Field:
         """Return the quantity at some states, and what the field does there."""
@@ -285,15 +340,17 @@ class FunctionsOf(AbstractFamily):
 
 
 def fields_at(
-    functions: Sequence[FunctionsOf], draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    functions: Sequence[FunctionsOf],
+    draws: Float[np.ndarray, "b d"],
+    scores: Float[np.ndarray, "b d"],
 ) -> list[Field]:
     """Return the field of each at some states.
 
-    The controls that fields are made of are computed once: those of all quantities are mostly the same, and there may
-    be hundreds of either.
+    The controls that fields are made of are computed once: those of all quantities are mostly the
+    same, and there may be hundreds of either.
     """
-    # The coarse and the fine splines of a quantity have one field. Families compare by identity: of sums that were read
-    # from a file each is made anew, and nothing is shared.
+    # The coarse and the fine splines of a quantity have one field. Families compare by identity: of
+    # sums that were read from a file each is made anew, and nothing is shared.
     keys = [(id(own.weights), id(own.coefficients)) for own in functions]
     different = dict(zip(keys, functions, strict=True))
     controls: dict[tuple[AbstractFamily, ...], np.ndarray] = {}
@@ -305,10 +362,14 @@ def fields_at(
         for place, slope in zip(own.places.tolist(), slopes.T, strict=True):
             users.setdefault(place, []).append((key, slope))
     along = {key: np.zeros(len(draws)) for key in different}
-    # v·∇h is the sum of v along the coordinates, and a control is affine in the score: see `AbstractFamily.along`. Of
-    # one coordinate after the other, since what it needs may be as large as the controls.
+    # v·∇h is the sum of v along the coordinates, and a control is affine in the score: see
+    # `AbstractFamily.along`. Of one coordinate after the other, since what it needs may be as large
+    # as the controls.
     for place, of in users.items():
-        direction, made = np.eye(draws.shape[1])[place], dict[AbstractFamily, tuple[np.ndarray, np.ndarray]]()
+        direction, made = (
+            np.eye(draws.shape[1])[place],
+            dict[AbstractFamily, tuple[np.ndarray, np.ndarray]](),
+        )
         for key, slope in of:
             own, end = different[key], 0
             for family in own.families:
@@ -318,17 +379,19 @@ def fields_at(
                 along[key] += slope * (values @ own.coefficients[end + which])
                 end += family.size
     fields = {
-        key: Field(parts[key], controls[own.families] @ own.coefficients, along[key]) for key, own in different.items()
+        key: Field(parts[key], controls[own.families] @ own.coefficients, along[key])
+        for key, own in different.items()
     }
     return [fields[key] for key in keys]
 
 
 class Quantity(NamedTuple):
-    """A function h of the draws whose gradient is known: a coordinate of the trace, or a polynomial of a few.
+    """A function h of the draws whose gradient is known: a coordinate of the trace, or a polynomial
+    of a few.
 
     value : (m,) at the states, zero on padding.
-    slopes : (m, r), or (1, r) where they are constant, derivatives by the coordinates of the polynomial in units of
-        their scale.
+    slopes : (m, r), or (1, r) where they are constant, derivatives by the coordinates of the
+        polynomial in units of their scale.
     explained : R² of the quantity that it stands for; one for a coordinate.
     """
 
@@ -343,7 +406,8 @@ class Quantity(NamedTuple):
         return self.polynomial.places
 
     def directions(self, problem: Problem) -> Float[np.ndarray, "r d"]:
-        """Return the gradients of its coordinates in those of a problem: of h it is slopes·directions."""
+        """Return the gradients of its coordinates in those of a problem: of h it is
+        slopes·directions."""
         # x = shift + L z, and slopes are by x/|row of L|: the chain rule.
         lower = problem.lower[self.places]
         return lower / np.linalg.norm(lower, axis=1)[:, None]
@@ -353,24 +417,33 @@ TELLING_STATES = 500
 """Evenly spaced states by which it is told of which coordinate an integrand is a function."""
 
 ROUGH = 0.2
-"""Mean square step between neighbours, relative to twice the variance, above which it is no function of it."""
+"""Mean square step between neighbours, relative to twice the variance, above which it is no
+function of it."""
 
 SMOOTH = 1e-3
 """The same below which it may be one, since steps are no smaller between so few states."""
 
 
-def coordinate_of(problem: Problem, lowest: Float[np.ndarray, " p"] | float = np.inf) -> Int[np.ndarray, " p"]:
-    """Return the coordinate of which each integrand seems to be a function, −1 where it is one of none.
+def coordinate_of(
+    problem: Problem, lowest: Float[np.ndarray, " p"] | float = np.inf
+) -> Int[np.ndarray, " p"]:
+    """Return the coordinate of which each integrand seems to be a function, −1 where it is one of
+    none.
 
-    In the order of that coordinate an integrand moves in small steps, or in few. Half the mean square step is the
-    variance that no function of the coordinate explains (von Neumann 1941, *Annals of Mathematical Statistics* 12). Its
-    ranks are looked at too: of a lognormal one, the step to the largest of the draws may be a fifth of the variance.
+    In the order of that coordinate an integrand moves in small steps, or in few. Half the mean
+    square step is the variance that no function of the coordinate explains (von Neumann 1941,
+    *Annals of Mathematical Statistics* 12). Its ranks are looked at too: of a lognormal one, the
+    step to the largest of the draws may be a fifth of the variance.
 
-    problem : in the trace's own coordinates. lowest : (p,) the variance that may be left, by default a fifth.
+    problem : in the trace's own coordinates. lowest : (p,) the variance that may be left, by
+        default a fifth.
     """
-    rows = np.linspace(0, problem.num_states - 1, min(problem.num_states, TELLING_STATES)).astype(int)
+    rows = np.linspace(0, problem.num_states - 1, min(problem.num_states, TELLING_STATES)).astype(
+        int
+    )
     draws, values = np.asarray(problem.draws[rows]), problem.values[rows]
-    # Ranks do what values do not where a few of these are far out, and events have the same of both.
+    # Ranks do what values do not where a few of these are far out, and events have the same of
+    # both.
     both = np.stack([values, rankdata(values, axis=0)])
     size = 2 * len(rows) * both.var(axis=1)
     ratio = np.full((draws.shape[1], values.shape[1]), np.inf)
@@ -386,7 +459,12 @@ def coordinate(problem: Problem, j: int, sign: float = 1.0) -> Quantity:
 
     problem : in the trace's own coordinates.
     """
-    return Quantity(sign * _columns(problem, [j])[:, 0], Polynomial.coordinate(j, sign), np.full((1, 1), sign), 1.0)
+    return Quantity(
+        sign * _columns(problem, [j])[:, 0],
+        Polynomial.coordinate(j, sign),
+        np.full((1, 1), sign),
+        1.0,
+    )
 
 
 def _columns(problem: Problem, places: Sequence[int]) -> Float[np.ndarray, "m r"]:
@@ -398,7 +476,8 @@ MOST_PLACES = 8
 """Coordinates that a polynomial stands on at most."""
 
 SMALLEST_PART = 0.02
-"""Coefficient, relative to the largest of a linear regression, below which a coordinate is not taken at once."""
+"""Coefficient, relative to the largest of a linear regression, below which a coordinate is not
+taken at once."""
 
 EXPLAINED = 0.98
 """R² below which a polynomial does not stand for a quantity."""
@@ -407,7 +486,8 @@ COMPLETE = 1e-7
 """Share of the variance that need not be explained."""
 
 BEYOND_CHANCE = 4.5
-"""Normal deviate from which a correlation of what is left is no chance, among some thousand that are looked at."""
+"""Normal deviate from which a correlation of what is left is no chance, among some thousand that
+are looked at."""
 
 CHOOSING_STATES = 1_000
 """Evenly spaced states on which the coordinates of a polynomial are chosen."""
@@ -417,9 +497,11 @@ DRAWS_PER_TERM = 5
 
 
 def surrogates(problem: Problem, columns: Sequence[int]) -> list[Quantity | None]:
-    """Return for each of some integrands a cubic of a few coordinates that stands for it; None where there is none.
+    """Return for each of some integrands a cubic of a few coordinates that stands for it; None
+    where there is none.
 
-    Controls that are built on it have mean zero whatever it is: where it is inaccurate they only gain less.
+    Controls that are built on it have mean zero whatever it is: where it is inaccurate they only
+    gain less.
 
     problem : in the trace's own coordinates.
     """
@@ -428,7 +510,9 @@ def surrogates(problem: Problem, columns: Sequence[int]) -> list[Quantity | None
     z, f = np.asarray(problem.draws[rows]), problem.values[np.ix_(rows, columns)]
     f = (f - f.mean(axis=0)) / f.std(axis=0)
     if len(rows) >= 2 * z.shape[1]:
-        along = np.linalg.lstsq(np.concatenate([np.ones((len(z), 1)), z], axis=1), f, rcond=None)[0][1:]
+        along = np.linalg.lstsq(np.concatenate([np.ones((len(z), 1)), z], axis=1), f, rcond=None)[
+            0
+        ][1:]
     else:
         along = z.T @ f / len(z)
     return [_surrogate(problem, z, *of_one) for of_one in zip(columns, f.T, along.T, strict=True)]
@@ -441,14 +525,16 @@ def _surrogate(
     f: Float[np.ndarray, " n"],
     along: Float[np.ndarray, " d"],
 ) -> Quantity | None:
-    """Return the cubic of one integrand; z, f : coordinates and its values at the states by which these are chosen."""
+    """Return the cubic of one integrand; z, f : coordinates and its values at the states by which
+    these are chosen."""
     strongest = np.argsort(-np.abs(along), kind="stable")[: MOST_PLACES // 2]
     places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_PART * np.abs(along).max()]
     while True:
         terms = _monomials(len(places), 2)
         basis = _powers(z[:, places], terms)
         left = f - basis @ np.linalg.lstsq(basis, f, rcond=None)[0]
-        # What is still missing shows by itself, or in its product with what is there, as a log scale in that with z.
+        # What is still missing shows by itself, or in its product with what is there, as a log
+        # scale in that with z.
         others = np.setdiff1d(np.arange(z.shape[1]), places)
         if left @ left < COMPLETE * len(f) or len(places) == MOST_PLACES or not len(others):
             break
@@ -464,7 +550,9 @@ def _surrogate(
     degree = max((k for k in (1, 2, 3) if comb(len(places) + k, k) <= enough), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)
-    found = Polynomial(np.array(places), terms, np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0])
+    found = Polynomial(
+        np.array(places), terms, np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]
+    )
     value, slopes = found.at(problem.draws)
     value = np.where(real, value, 0.0)
     unexplained = problem.counts @ (f - value) ** 2 / problem.counts.sum()
@@ -472,7 +560,8 @@ def _surrogate(
 
 
 def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:
-    """Return the exponents of all monomials up to a degree, those of lower degree first, the constant included."""
+    """Return the exponents of all monomials up to a degree, those of lower degree first, the
+    constant included."""
     every = [np.zeros(number, int)]
     for total in range(1, degree + 1):
         for chosen in itertools.combinations_with_replacement(range(number), total):
@@ -494,21 +583,27 @@ def _powers(z: Float[np.ndarray, "m r"], terms: Int[np.ndarray, "q r"]) -> Float
 
 
 NODES = (6, 4)
-"""Draws about a point through which a map is interpolated, and those that tell how wrong this is."""
+"""Draws about a point through which a map is interpolated, and those that tell how wrong this
+is."""
 
 CLOSE = 1e-3
 """Distance of these draws at least, in the range of the coordinate."""
 
 
 def interpolated(
-    known: Float[np.ndarray, " k"], image: Float[np.ndarray, " k"], inside: Float[np.ndarray, " t"], count: int
+    known: Float[np.ndarray, " k"],
+    image: Float[np.ndarray, " k"],
+    inside: Float[np.ndarray, " t"],
+    count: int,
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
-    """Return the polynomial through so many neighbouring draws of a monotone map, and its derivative.
+    """Return the polynomial through so many neighbouring draws of a monotone map, and its
+    derivative.
 
-    Monotone cubics are of second order in an uneven gap: the 0.05 quantile of exp(θ) from 2,000 normal draws was off by
-    3e-5 of itself, and its density by 1e-3. A quintic leaves 1e-8.
+    Monotone cubics are of second order in an uneven gap: the 0.05 quantile of exp(θ) from 2,000
+    normal draws was off by 3e-5 of itself, and its density by 1e-3. A quintic leaves 1e-8.
 
-    known, image : increasing values, and where they are mapped to. inside : points between the first and the last.
+    known, image : increasing values, and where they are mapped to. inside : points between the
+        first and the last.
     """
     # Neighbours that are almost one draw would divide rounding by their distance.
     apart = np.ptp(image) * CLOSE
@@ -533,12 +628,17 @@ NEAR = 10
 """Draws on either side of a step that tell how dense they are there."""
 
 
-def spread_between(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
-    """Return the standard deviation of a level that is uniform between two neighbours, the second at `after`."""
+def spread_between(
+    ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]
+) -> Float[np.ndarray, " s"]:
+    """Return the standard deviation of a level that is uniform between two neighbours, the second
+    at `after`."""
     return _density_near(ordered, after) * (ordered[after] - ordered[after - 1]) / np.sqrt(12)
 
 
-def _density_near(ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]) -> Float[np.ndarray, " s"]:
+def _density_near(
+    ordered: Float[np.ndarray, " n"], after: Int[np.ndarray, " s"]
+) -> Float[np.ndarray, " s"]:
     """Return the density of draws where the next one is at `after`."""
     n = len(ordered)
     low, high = np.maximum(after - NEAR, 0), np.minimum(after + NEAR - 1, n - 1)
@@ -551,10 +651,13 @@ def doubt_of_steps(
     steps: Float[np.ndarray, " s"],
     unsure: Float[np.ndarray, " s"] | None = None,
 ) -> Float[np.ndarray, " s"]:
-    """Return the errors of probabilities of not knowing where steps are: to within `unsure`, or between two draws.
+    """Return the errors of probabilities of not knowing where steps are: to within `unsure`, or
+    between two draws.
 
     value : (m,) the quantity at the states, whose first are no padding.
     """
     ordered = np.sort(value[:num_states])
     after = np.searchsorted(ordered, steps).clip(1, num_states - 1)
-    return spread_between(ordered, after) if unsure is None else _density_near(ordered, after) * unsure
+    return (
+        spread_between(ordered, after) if unsure is None else _density_near(ordered, after) * unsure
+    )

@@ -1,9 +1,9 @@
 """Controls from the named dimensions of a trace: sums over what is exchangeable in the prior.
 
-A variable with a dimension, as the effects of a hundred groups, is exchangeable in prior, and the posterior of scales
-and of global parameters depends on it mostly through sums over the dimension. Some hundred such sums take the place of
-all pairs of coordinates, over which that signal is spread, each too small to be chosen by itself (docs/mathematics.md
-section 2).
+A variable with a dimension, as the effects of a hundred groups, is exchangeable in prior, and the
+posterior of scales and of global parameters depends on it mostly through sums over the dimension.
+Some hundred such sums take the place of all pairs of coordinates, over which that signal is spread,
+each too small to be chosen by itself (docs/mathematics.md section 2).
 """
 
 import abc
@@ -29,24 +29,29 @@ type Structure = tuple[tuple[str, Labels], ...]
 """Blocks that a person gave, as `as_structure` keeps them: each one's name and labels."""
 
 FEW = 6
-"""Entries up to which a variable is global: each takes part by itself, and there are not enough for a sum."""
+"""Entries up to which a variable is global: each takes part by itself, and there are not enough for
+a sum."""
 
 FEW_OF_FACTOR = 15
-"""The same of a packed Cholesky factor, as PyMC names it, whose entries are not exchangeable: of up to five effects. As
-globals they gained two to three times as much as a block on means of four and of five effects, and no more on six."""
+"""The same of a packed Cholesky factor, as PyMC names it, whose entries are not exchangeable: of up
+to five effects. As globals they gained two to three times as much as a block on means of four and
+of five effects, and no more on six."""
 
 INDICES = {"[": r"\[.*\]", ".": r"(?:\.\d+)+", "_": r"_\d+(?:[._]\d+)*"}
-"""``z[0, 1]`` of NumPyro, PyMC and Stan's constrained names, ``z.1.2`` of Stan, ``z_0.1`` and ``z_0_1`` of nutpie."""
+"""``z[0, 1]`` of NumPyro, PyMC and Stan's constrained names, ``z.1.2`` of Stan, ``z_0.1`` and
+``z_0_1`` of nutpie."""
 
 
 def structure_of(names: Sequence[str]) -> dict[str, Labels]:
-    """Return the blocks that labels tell, each by its name: the labels of its coordinates, in their order.
+    """Return the blocks that labels tell, each by its name: the labels of its coordinates, in their
+    order.
 
-    A variable of more than six entries is a block. Its dimensions of at most six entries split it, as into
-    ``z[:, 0]`` and ``z[:, 1]``, if every part has more than six entries itself. With two longer dimensions it is a
-    grid, ``z[:, :]``: the labels of each row.
+    A variable of more than six entries is a block. Its dimensions of at most six entries split it,
+    as into ``z[:, 0]`` and ``z[:, 1]``, if every part has more than six entries itself. With two
+    longer dimensions it is a grid, ``z[:, :]``: the labels of each row.
     """
-    # A trace writes all of its indices in one way: beside z[0] and z[1], beta_1 and beta_2 are variables of their own.
+    # A trace writes all of its indices in one way: beside z[0] and z[1], beta_1 and beta_2 are
+    # variables of their own.
     ends = re.compile(rf"^.+?({'|'.join(INDICES.values())})$")
     styles = {match[1][0] for match in map(ends.match, names) if match}
     style = next((style for style in INDICES if style in styles), None)
@@ -69,23 +74,36 @@ def structure_of(names: Sequence[str]) -> dict[str, Labels]:
         for label, index in members:
             entries = [index[axis] if axis in short else ":" for axis in range(depth)]
             long = tuple(index[axis] for axis in range(depth) if axis not in short)
-            parts.setdefault(f"{name}[{', '.join(entries)}]" if depth > 1 else name, {})[long] = label
-        if min(map(len, parts.values())) <= FEW:  # no dimension is long, or not each entry of it has all of the others
-            parts = {f"{name}[{', '.join(':' * depth)}]": {tuple(index): label for label, index in members}}
+            parts.setdefault(f"{name}[{', '.join(entries)}]" if depth > 1 else name, {})[long] = (
+                label
+            )
+        # no dimension is long, or not each entry of it has all of the others
+        if min(map(len, parts.values())) <= FEW:
+            parts = {
+                f"{name}[{', '.join(':' * depth)}]": {
+                    tuple(index): label for label, index in members
+                }
+            }
         blocks |= {part: _in_rows(labels) for part, labels in parts.items()}
     return blocks
 
 
 def _in_rows(labels: Mapping[tuple[str, ...], str]) -> Labels:
-    """Return labels by their indices as a grid, if there are two, both long, and it is complete; or as they are."""
+    """Return labels by their indices as a grid, if there are two, both long, and it is complete; or
+    as they are."""
     places = [list(dict.fromkeys(along)) for along in zip(*labels, strict=True)]
-    if len(places) == 2 and min(map(len, places)) > FEW and len(labels) == len(places[0]) * len(places[1]):
+    if (
+        len(places) == 2
+        and min(map(len, places)) > FEW
+        and len(labels) == len(places[0]) * len(places[1])
+    ):
         return tuple(tuple(labels[row, column] for column in places[1]) for row in places[0])
     return tuple(labels.values())
 
 
 def as_structure(structure: Any) -> Any:
-    """Return a mapping as a tuple, which can be hashed, and anything else as it is: see `check_structure`."""
+    """Return a mapping as a tuple, which can be hashed, and anything else as it is: see
+    `check_structure`."""
     if not isinstance(structure, Mapping):
         return structure
     return tuple((str(name), _as_labels(str(name), labels)) for name, labels in structure.items())
@@ -93,36 +111,58 @@ def as_structure(structure: Any) -> Any:
 
 def _as_labels(name: str, labels: Any) -> Labels:
     """Return the labels that a person gave a block, or each row of a grid, as tuples."""
-    given = tuple(labels) if isinstance(labels, Iterable) and not isinstance(labels, str | bytes) else labels
+    given = (
+        tuple(labels)
+        if isinstance(labels, Iterable) and not isinstance(labels, str | bytes)
+        else labels
+    )
     if isinstance(given, tuple) and given and not any(isinstance(row, str) for row in given):
         return tuple(tuple(map(str, as_names("structure", name, row))) for row in given)
-    return tuple(map(str, as_names("structure", name, given)))  # those of an array are of a type of NumPy
+    # those of an array are of a type of NumPy
+    return tuple(map(str, as_names("structure", name, given)))
 
 
 def check_structure(where: str, structure: Any) -> None:
-    """Refuse what `as_structure` did not make of blocks of two labels or more, each in one block; None passes.
+    """Refuse what `as_structure` did not make of blocks of two labels or more, each in one block;
+    None passes.
 
     A grid has two rows or more, and two columns.
     """
     if structure is None:
         return
     cure = "Change what mp.structure(trace) returns; {} is no structure."
-    if not (isinstance(structure, tuple) and all(isinstance(item, tuple) and len(item) == 2 for item in structure)):
+    if not (
+        isinstance(structure, tuple)
+        and all(isinstance(item, tuple) and len(item) == 2 for item in structure)
+    ):
         got = type(structure).__name__
-        raise InputTypeError(where, "`structure` to be a mapping from names of blocks to labels", got, cure)
+        raise InputTypeError(
+            where, "`structure` to be a mapping from names of blocks to labels", got, cure
+        )
     block_of: dict[str, str] = {}
     for name, labels in structure:
         if len(labels) < 2:
             cure = "Leave it out: a coordinate in no block is global."
-            raise InputError(where, f"`structure` with at least two labels in block `{name}`", labels, cure)
-        if not isinstance(labels[0], str) and (len(set(map(len, labels))) > 1 or len(labels[0]) < 2):
+            raise InputError(
+                where, f"`structure` with at least two labels in block `{name}`", labels, cure
+            )
+        if not isinstance(labels[0], str) and (
+            len(set(map(len, labels))) > 1 or len(labels[0]) < 2
+        ):
             cure = "What is no complete table is a block: one list of its labels."
             got = f"rows of {', '.join(str(len(row)) for row in labels)}"
-            raise InputError(where, f"`structure` with rows of one length, at least two, in grid `{name}`", got, cure)
+            raise InputError(
+                where,
+                f"`structure` with rows of one length, at least two, in grid `{name}`",
+                got,
+                cure,
+            )
         for label in _flat(labels):
             if label in block_of:
                 got = f"{label} in {block_of[label]} and {name}"
-                raise InputError(where, "`structure` with every label in one block, once", got, cure)
+                raise InputError(
+                    where, "`structure` with every label in one block, once", got, cure
+                )
             block_of[label] = name
 
 
@@ -135,8 +175,8 @@ class Blocks(NamedTuple):
     """The coordinates of a trace by kind.
 
     globals : (g,) coordinates in no block: scalars, and those of variables of few entries.
-    blocks : the coordinates of each variable along its long dimension, (m,); of one with a short second dimension,
-        those of each of its entries; of a grid, rows by columns, (r, c).
+    blocks : the coordinates of each variable along its long dimension, (m,); of one with a short
+        second dimension, those of each of its entries; of a grid, rows by columns, (r, c).
     """
 
     globals: Int[np.ndarray, " g"]
@@ -144,26 +184,33 @@ class Blocks(NamedTuple):
 
     @classmethod
     def of(cls, names: Sequence[str], structure: Structure | None = None) -> "Blocks":
-        """Return the kinds of coordinates with these labels, by a structure that a person gave or by themselves."""
+        """Return the kinds of coordinates with these labels, by a structure that a person gave or
+        by themselves."""
         places = {label: place for place, label in enumerate(names)}
         given = structure_of(names).items() if structure is None else structure
         for name, labels in given:
             unknown = [label for label in _flat(labels) if label not in places]
             if unknown:
-                cure = f"{did_you_mean(unknown[0], names)}They are those along `unconstrained_parameter`."
+                cure = (
+                    f"{did_you_mean(unknown[0], names)}They are those along "
+                    "`unconstrained_parameter`."
+                )
                 got = f"{unknown[0]} in block `{name}`"
                 raise InputError("structure", "labels of coordinates that move", got, cure)
         blocks = tuple(
-            np.array([places[label] for label in _flat(labels)]).reshape(np.shape(labels)) for _, labels in given
+            np.array([places[label] for label in _flat(labels)]).reshape(np.shape(labels))
+            for _, labels in given
         )
         inside = np.concatenate([np.array([], int), *map(np.ravel, blocks)])
         return cls(np.setdiff1d(np.arange(len(names)), inside), blocks)
 
 
 class Last:
-    """The raw coordinates of every block at the draws that were last asked for, which families of a structure share."""
+    """The raw coordinates of every block at the draws that were last asked for, which families of a
+    structure share."""
 
-    found: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])  # replaced as one, so that threads see no mixture
+    # replaced as one, so that threads see no mixture
+    found: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -171,7 +218,8 @@ class _OnBlocks(AbstractFamily):
     """Controls of a structure, of the trace's own coordinates.
 
     blocks : (m,) each, or of a grid (r, c), which counts as a block of all its entries.
-    shift, scale : (d,) such that a coordinate is shift + scale·z, where z is standardised and has unit scale.
+    shift, scale : (d,) such that a coordinate is shift + scale·z, where z is standardised and has
+        unit scale.
     last : what families of one structure share.
     """
 
@@ -185,9 +233,13 @@ class _OnBlocks(AbstractFamily):
     def pairs(self) -> list[tuple[int, int]]:
         """The ordered pairs of blocks of one length."""
         number = range(len(self.blocks))
-        return [(a, b) for a in number for b in number if self.blocks[a].size == self.blocks[b].size]
+        return [
+            (a, b) for a in number for b in number if self.blocks[a].size == self.blocks[b].size
+        ]
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         return self._affine(draws, scores, 1.0)
 
     def along(
@@ -213,19 +265,23 @@ class _OnBlocks(AbstractFamily):
             self.last.found = (draws, x)
         return x, [scores[:, block] / self.scale[block] for block in flat]
 
-    def _along(self, x: list[np.ndarray], s: list[np.ndarray], divergence: float) -> list[np.ndarray]:
+    def _along(
+        self, x: list[np.ndarray], s: list[np.ndarray], divergence: float
+    ) -> list[np.ndarray]:
         """Return z_a·s_b + m[a=b] of every pair of blocks."""
         # A gradient is zero but for a few coordinates.
         moving = [np.flatnonzero(part.any(axis=0)) for part in s]
         return [
-            np.einsum("bm,bm->b", x[a][:, moving[b]], s[b][:, moving[b]]) + divergence * x[a].shape[1] * (a == b)
+            np.einsum("bm,bm->b", x[a][:, moving[b]], s[b][:, moving[b]])
+            + divergence * x[a].shape[1] * (a == b)
             for a, b in self.pairs
         ]
 
 
 @dataclass(frozen=True, eq=False)
 class Sums(_OnBlocks):
-    """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k of a global k."""
+    """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k of a
+    global k."""
 
     @property
     def size(self) -> int:
@@ -246,7 +302,9 @@ class Sums(_OnBlocks):
             shared = total[a] * of_scores[b] / x[a].shape[1] + divergence * (a == b)
             parts.append(np.stack([sums, shared], axis=1))
         # (Σz_a)/√m has the size of one coordinate, as the other controls have.
-        parts += [own[:, None] / np.sqrt(part.shape[1]) * t for own, part in zip(total, x, strict=True)]
+        parts += [
+            own[:, None] / np.sqrt(part.shape[1]) * t for own, part in zip(total, x, strict=True)
+        ]
         return np.concatenate(parts, axis=1)
 
 
@@ -266,7 +324,9 @@ class SumsByGlobals(_OnBlocks):
         parts = [sums[:, None] * u for sums in self._along(x, s, divergence)]
         # For `along`, where a gradient has no part in the globals: the second half is zeros.
         if not t.any():  # as of the direction of one group's effect
-            return np.concatenate([*parts, np.zeros((len(u), self.size - len(parts) * u.shape[1]))], axis=1)
+            return np.concatenate(
+                [*parts, np.zeros((len(u), self.size - len(parts) * u.shape[1]))], axis=1
+            )
         for a, b in self.pairs:
             # z_a·z_b is symmetric, and (a, b) and (b, a) would be one control twice.
             if a <= b:
@@ -276,24 +336,36 @@ class SumsByGlobals(_OnBlocks):
 
 @dataclass(frozen=True, eq=False)
 class Margins(_OnBlocks):
-    """What `Sums` and `SumsByGlobals` are of blocks, of the margins of grids with each other and with blocks.
+    """What `Sums` and `SumsByGlobals` are of blocks, of the margins of grids with each other and
+    with blocks.
 
-    A margin is the sums of a grid's rows, or of its columns, divided by the root of their number: coordinates along
-    orthonormal directions. There are also (Σ_j x_ij s_ij + c)·x_ai and (Σ_j x_ij²) s_ai/c, summed over i, of a block a
-    as long as the grid, and the same of columns: spreads differ with it where rows have scales of their own.
+    A margin is the sums of a grid's rows, or of its columns, divided by the root of their number:
+    coordinates along orthonormal directions. There are also (Σ_j x_ij s_ij + c)·x_ai and (Σ_j
+    x_ij²) s_ai/c, summed over i, of a block a as long as the grid, and the same of columns: spreads
+    differ with it where rows have scales of their own.
     """
 
     @property
     def margins(self) -> list[tuple[int, int]]:
         """The number of each margin's grid, and the dimension that is left."""
-        return [(k, axis) for k, block in enumerate(self.blocks) if block.ndim == 2 for axis in (0, 1)]
+        return [
+            (k, axis) for k, block in enumerate(self.blocks) if block.ndim == 2 for axis in (0, 1)
+        ]
 
     @property
     def pairs(self) -> list[tuple[int, int]]:
-        """The ordered pairs of one length of blocks and, numbered after them, margins, of which one is a margin."""
-        lengths = [block.size for block in self.blocks] + [self.blocks[k].shape[axis] for k, axis in self.margins]
+        """The ordered pairs of one length of blocks and, numbered after them, margins, of which one
+        is a margin."""
+        lengths = [block.size for block in self.blocks] + [
+            self.blocks[k].shape[axis] for k, axis in self.margins
+        ]
         number = range(len(lengths))
-        return [(a, b) for a in number for b in number if max(a, b) >= len(self.blocks) and lengths[a] == lengths[b]]
+        return [
+            (a, b)
+            for a in number
+            for b in number
+            if max(a, b) >= len(self.blocks) and lengths[a] == lengths[b]
+        ]
 
     @property
     def beside(self) -> list[tuple[int, int, int]]:
@@ -322,17 +394,22 @@ class Margins(_OnBlocks):
         u, t = draws[:, self.globals], scores[:, self.globals]
         x, s = self._raw(draws, scores)
         table_x, table_s = (
-            [part.reshape(-1, *block.shape) for part, block in zip(raw, self.blocks, strict=True)] for raw in (x, s)
+            [part.reshape(-1, *block.shape) for part, block in zip(raw, self.blocks, strict=True)]
+            for raw in (x, s)
         )
         for k, axis in self.margins:
             root = np.sqrt(self.blocks[k].shape[1 - axis])
             # Divided by the root: margins are coordinates along orthonormal directions, scores
             # likewise.
-            x, s = [*x, table_x[k].sum(axis=2 - axis) / root], [*s, table_s[k].sum(axis=2 - axis) / root]
+            x, s = (
+                [*x, table_x[k].sum(axis=2 - axis) / root],
+                [*s, table_s[k].sum(axis=2 - axis) / root],
+            )
         of, parts = self._grid_of(), []
         for a, b in self.pairs:
             m, within = x[a].shape[1], of[a] == of[b]
-            # Row i and column i of a square grid share one entry: m inner products of directions, 1/m each.
+            # Row i and column i of a square grid share one entry: m inner products of directions,
+            # 1/m each.
             trace = m if a == b else float(within)
             along = np.einsum("bm,bm->b", x[a], s[b])[:, None] + divergence * trace
             parts += [along, along * u]
@@ -345,16 +422,19 @@ class Margins(_OnBlocks):
             other = self.blocks[k].shape[1 - axis]
             spread = (table_x[k] * table_s[k]).sum(axis=2 - axis) + divergence * other
             squares = (table_x[k] ** 2).sum(axis=2 - axis) / other
-            parts += [np.einsum("bm,bm->b", *both)[:, None] for both in ((spread, x[e]), (squares, s[e]))]
+            parts += [
+                np.einsum("bm,bm->b", *both)[:, None] for both in ((spread, x[e]), (squares, s[e]))
+            ]
         return np.concatenate(parts, axis=1)
 
 
 @dataclass(frozen=True, eq=False)
 class Neighbours(_OnBlocks):
-    """Σx_i s_{i+k}, Σx_{i+k} s_i, each also times x_j, and (Σx_i x_{i+k}) s_j, of some lags k: for sequences.
+    """Σx_i s_{i+k}, Σx_{i+k} s_i, each also times x_j, and (Σx_i x_{i+k}) s_j, of some lags k: for
+    sequences.
 
-    blocks : (m,) each, or the lines of a grid that are sequences, (l, m), over which sums are, too; the sums of its
-        columns, divided by √l, are one more sequence.
+    blocks : (m,) each, or the lines of a grid that are sequences, (l, m), over which sums are, too;
+        the sums of its columns, divided by √l, are one more sequence.
     lags : those beyond half of a sequence are left out.
     """
 
@@ -362,7 +442,9 @@ class Neighbours(_OnBlocks):
 
     @property
     def size(self) -> int:
-        return sum(block.ndim * len(self._lags_of(block)) for block in self.blocks) * (2 + 3 * len(self.globals))
+        return sum(block.ndim * len(self._lags_of(block)) for block in self.blocks) * (
+            2 + 3 * len(self.globals)
+        )
 
     def _lags_of(self, block: Int[np.ndarray, "..."]) -> list[int]:
         return [lag for lag in self.lags if 2 * lag <= block.shape[-1]]
@@ -376,7 +458,10 @@ class Neighbours(_OnBlocks):
         for block, *raw in zip(self.blocks, *self._raw(draws, scores), strict=True):
             lines = [part.reshape(len(part), -1, block.shape[-1]) for part in raw]
             # Sums of a grid's columns are one more sequence, for levels that all lines share.
-            series = [lines, [part.sum(axis=1, keepdims=True) / np.sqrt(len(block)) for part in lines]][: block.ndim]
+            series = [
+                lines,
+                [part.sum(axis=1, keepdims=True) / np.sqrt(len(block)) for part in lines],
+            ][: block.ndim]
             for (x, s), lag in itertools.product(series, self._lags_of(block)):
                 ahead = np.einsum("blm,blm->b", x[..., :-lag], s[..., lag:])[:, None]
                 back = np.einsum("blm,blm->b", x[..., lag:], s[..., :-lag])[:, None]
@@ -388,7 +473,8 @@ class Neighbours(_OnBlocks):
 
 @dataclass(frozen=True, eq=False)
 class Pairs(AbstractFamily):
-    """x_i s_j + x_j s_i of pairs of coordinates: of a global and each of a block, or of two blocks at each index.
+    """x_i s_j + x_j s_i of pairs of coordinates: of a global and each of a block, or of two blocks
+    at each index.
 
     first, second : (q,) coordinates, different in each pair.
     """
@@ -400,8 +486,13 @@ class Pairs(AbstractFamily):
     def size(self) -> int:
         return len(self.first)
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
-        return draws[:, self.first] * scores[:, self.second] + draws[:, self.second] * scores[:, self.first]
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
+        return (
+            draws[:, self.first] * scores[:, self.second]
+            + draws[:, self.second] * scores[:, self.first]
+        )
 
     def along(
         self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
@@ -409,12 +500,14 @@ class Pairs(AbstractFamily):
         # Of a constant direction only pairs that hold one of its coordinates are not zero.
         moving = np.flatnonzero((direction[self.first] != 0) | (direction[self.second] != 0))
         some = Pairs(self.first[moving], self.second[moving])
-        return moving, some.controls(draws, np.broadcast_to(direction, draws.shape))  # which have no divergence
+        # which have no divergence
+        return moving, some.controls(draws, np.broadcast_to(direction, draws.shape))
 
 
 @dataclass(frozen=True, eq=False)
 class Diagonal(AbstractFamily):
-    """x_i s_i + 1 of every coordinate: for what depends on each one's spread, as squares do and standard deviations."""
+    """x_i s_i + 1 of every coordinate: for what depends on each one's spread, as squares do and
+    standard deviations."""
 
     num_coordinates: int
 
@@ -422,7 +515,9 @@ class Diagonal(AbstractFamily):
     def size(self) -> int:
         return self.num_coordinates
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q"]:
         return draws * scores + 1.0
 
     def along(
@@ -432,10 +527,14 @@ class Diagonal(AbstractFamily):
         return moving, draws[:, moving] * direction[moving]
 
 
-def structure_families(problem: Problem, room: int, structure: Structure | None = None) -> list[AbstractFamily]:
-    """Return the families of a problem's named dimensions, from small to large; none without a block.
+def structure_families(
+    problem: Problem, room: int, structure: Structure | None = None
+) -> list[AbstractFamily]:
+    """Return the families of a problem's named dimensions, from small to large; none without a
+    block.
 
-    room : how many controls of single coordinates, and of pairs of them, there may be. structure : as for `Blocks.of`.
+    room : how many controls of single coordinates, and of pairs of them, there may be. structure :
+        as for `Blocks.of`.
     """
     found = Blocks.of(problem.names, structure)
     if not found.blocks:
@@ -462,11 +561,13 @@ def structure_families(problem: Problem, room: int, structure: Structure | None 
 
 
 MOST_OF_MARGINS = 200
-"""Controls of grids' margins, of which one grid beside two effects and five globals has 66: several grids of one length
-and many globals would have hundreds, and squares and pairs would be left out for them."""
+"""Controls of grids' margins, of which one grid beside two effects and five globals has 66: several
+grids of one length and many globals would have hundreds, and squares and pairs would be left out
+for them."""
 
 DRAWS_PER_LOCAL = 4.5
-"""Training states for each control, the scores among them, up to which there are controls of single coordinates."""
+"""Training states for each control, the scores among them, up to which there are controls of single
+coordinates."""
 
 
 def room_of(num_train: int, num_coordinates: int) -> int:
@@ -478,41 +579,51 @@ ORDERING_STATES = 1_000
 """Evenly spaced states by which groups of pairs are put in order, and sequences are told."""
 
 LAGS = (1,), (2, 3, 4, 6, 8)
-"""Of the families for sequences. A smooth level depends on its scale through sums over many lags: of a random walk of
-80 steps the second made true gains of both scales 26 and 18, where they were 5 and 3, and those of levels 14 (5)."""
+"""Of the families for sequences. A smooth level depends on its scale through sums over many lags:
+of a random walk of 80 steps the second made true gains of both scales 26 and 18, where they were 5
+and 3, and those of levels 14 (5)."""
 
 CORRELATED = 0.05
-"""By how much neighbours in a block are more correlated than others, from which it is a sequence. It is .1 to .5 in
-random walks, autoregressions, and fields on a grid, and at most .03 where the order means nothing. In lines of grids it
-is .25 to .46, and at most .005 (walks of 12 sites, a lattice of 12 × 15, and 12 × 15 interactions)."""
+"""By how much neighbours in a block are more correlated than others, from which it is a sequence.
+It is .1 to .5 in random walks, autoregressions, and fields on a grid, and at most .03 where the
+order means nothing. In lines of grids it is .25 to .46, and at most .005 (walks of 12 sites, a
+lattice of 12 × 15, and 12 × 15 interactions)."""
 
 BY_CHANCE = 4.0
 """Standard errors of independent draws that this is at least."""
 
 
-def _sequences(problem: Problem, blocks: tuple[Int[np.ndarray, "..."], ...]) -> tuple[Int[np.ndarray, "..."], ...]:
-    """Return the blocks whose order means something: neighbours are correlated, or their scores, as others are not.
+def _sequences(
+    problem: Problem, blocks: tuple[Int[np.ndarray, "..."], ...]
+) -> tuple[Int[np.ndarray, "..."], ...]:
+    """Return the blocks whose order means something: neighbours are correlated, or their scores, as
+    others are not.
 
-    That of a centred random walk is in its draws and its scores, that of one of increments in its scores alone. Of a
-    grid the rows are told by themselves, and the columns, on average over them.
+    That of a centred random walk is in its draws and its scores, that of one of increments in its
+    scores alone. Of a grid the rows are told by themselves, and the columns, on average over them.
     """
     m = problem.num_states
     rows = np.linspace(0, m - 1, min(m, ORDERING_STATES)).astype(int)
 
     def excess(columns: Float[np.ndarray, "n m"]) -> float:
         length = columns.shape[1]
-        with np.errstate(invalid="ignore", divide="ignore"):  # of a coordinate that stands still at these states
+        # of a coordinate that stands still at these states
+        with np.errstate(invalid="ignore", divide="ignore"):
             correlation = np.nan_to_num(np.corrcoef(columns, rowvar=False))
         # Distances of a third to two thirds: exchangeable blocks have some correlation at every
         # distance.
-        far = np.mean([np.diagonal(correlation, lag).mean() for lag in range(length // 3, 2 * length // 3)])
+        far = np.mean(
+            [np.diagonal(correlation, lag).mean() for lag in range(length // 3, 2 * length // 3)]
+        )
         return float(np.diagonal(correlation, 1).mean() - far)
 
     def is_sequence(block: Int[np.ndarray, "..."]) -> bool:
         lines = np.atleast_2d(block)
         num_pairs = len(lines) * (lines.shape[1] - 1)
         # Increments show their order in the scores alone: the clearer of both decides.
-        found = max(abs(np.mean([excess(states[:, line]) for line in lines])) for states in (draws, scores))
+        found = max(
+            abs(np.mean([excess(states[:, line]) for line in lines])) for states in (draws, scores)
+        )
         return bool(found > max(CORRELATED, BY_CHANCE / np.sqrt(len(rows) * num_pairs)))
 
     draws, scores = np.asarray(problem.draws[rows]), np.asarray(problem.scores[rows])
@@ -525,10 +636,11 @@ SHORTEST = 3
 
 
 def _by_interaction(problem: Problem, found: Blocks) -> list[Pairs]:
-    """Return pairs of globals with blocks, and of blocks, by how much the blocks' coordinates need them.
+    """Return pairs of globals with blocks, and of blocks, by how much the blocks' coordinates need
+    them.
 
-    That is the mean squared correlation of x_i s_j + x_j s_i with what the scores leave of x_j. It does not look at any
-    integrand: what is chosen for one does not depend on the others.
+    That is the mean squared correlation of x_i s_j + x_j s_i with what the scores leave of x_j. It
+    does not look at any integrand: what is chosen for one does not depend on the others.
     """
     m = problem.num_states
     rows = np.linspace(0, m - 1, min(m, ORDERING_STATES)).astype(int)
@@ -537,7 +649,9 @@ def _by_interaction(problem: Problem, found: Blocks) -> list[Pairs]:
     every = np.concatenate(blocks)
     residual = np.zeros_like(draws)
     # What a linear control takes off anyway is no reason for a product.
-    residual[:, every] = draws[:, every] - scores @ np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
+    residual[:, every] = (
+        draws[:, every] - scores @ np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
+    )
     groups = [Pairs(np.full(len(block), k), block) for k in found.globals for block in blocks]
     groups += [Pairs(a, b) for a, b in itertools.combinations(blocks, 2) if len(a) == len(b)]
     needed = []

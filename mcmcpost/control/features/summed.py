@@ -1,4 +1,5 @@
-"""The controls of a trace and the quantities, in the units in which both are summed, and the sums of a chunk."""
+"""The controls of a trace and the quantities, in the units in which both are summed, and the sums
+of a chunk."""
 
 import itertools
 import zlib
@@ -17,14 +18,17 @@ from mcmcpost.core.errors import InputError, fault
 from mcmcpost.scores import ScoreError
 
 SAME = 1e-6
-"""Relative distance of a control from the span of others up to which it is a combination of them."""
+"""Relative distance of a control from the span of others up to which it is a combination of
+them."""
 
 
 class ControlSet(NamedTuple):
-    """The controls of one fit, which has sums of its own: what no fit has together needs no products.
+    """The controls of one fit, which has sums of its own: what no fit has together needs no
+    products.
 
     serves : the quantities that they are made for; None for any. columns : (k,) their places.
-    families, labels : as in `Features`. places : (q + 1,) of the constant and the controls among all.
+    families, labels : as in `Features`. places : (q + 1,) of the constant and the controls among
+        all.
     """
 
     serves: tuple[str, ...] | None
@@ -40,10 +44,14 @@ class ControlSet(NamedTuple):
         first = first.family if isinstance(first, Some) else first
         return first if isinstance(first, FunctionsOf) else None
 
-    def by_steps(self, names: Sequence[str]) -> "Iterator[tuple[Int[np.ndarray, ' r1'], ControlSet]]":
-        """Yield the controls of the quantities that have the same steps, and their places among those of the set.
+    def by_steps(
+        self, names: Sequence[str]
+    ) -> "Iterator[tuple[Int[np.ndarray, ' r1'], ControlSet]]":
+        """Yield the controls of the quantities that have the same steps, and their places among
+        those of the set.
 
-        The steps of other events would only be noise in a fit, and where two of them are close no fit tells them apart.
+        The steps of other events would only be noise in a fit, and where two of them are close no
+        fit tells them apart.
         """
         functions = self._steps
         if functions is None:
@@ -58,32 +66,42 @@ class ControlSet(NamedTuple):
             groups.setdefault(row[names[j]].tobytes(), []).append(j)
         for columns in groups.values():
             mask = kept & np.concatenate([row[names[columns[0]]], splines])
-            among = np.concatenate([[True], mask[kept], np.ones(len(self.places) - 1 - kept.sum(), bool)])
+            among = np.concatenate(
+                [[True], mask[kept], np.ones(len(self.places) - 1 - kept.sum(), bool)]
+            )
             families = (Some(functions, mask), *self.families[1:])
             at = np.flatnonzero(among)
-            yield at, self._replace(families=families, places=self.places[at], columns=np.array(columns))
+            yield (
+                at,
+                self._replace(families=families, places=self.places[at], columns=np.array(columns)),
+            )
 
     def doubt(
         self, columns: Int[np.ndarray, " j"], names: Sequence[str], ess: Float[np.ndarray, " p"]
     ) -> Float[np.ndarray, " j"]:
-        """Return the errors of probabilities of not knowing where in a coordinate an event begins and ends.
+        """Return the errors of probabilities of not knowing where in a coordinate an event begins
+        and ends.
 
-        That is between two of the draws that are kept. Of the others that lie there the residuals tell, as of a Poisson
-        number, to which one is added: where there is none, it may have been by chance.
+        That is between two of the draws that are kept. Of the others that lie there the residuals
+        tell, as of a Poisson number, to which one is added: where there is none, it may have been
+        by chance.
         """
         functions = self._steps
-        jumps = {} if functions is None else dict(zip(functions.names, functions.jumps, strict=True))
+        jumps = (
+            {} if functions is None else dict(zip(functions.names, functions.jumps, strict=True))
+        )
         return np.sqrt([jumps.get(names[j], 0) for j in columns]) / ess[columns]
 
 
 class Features(NamedTuple):
     """The controls of a trace, and the quantities, in the units in which both are summed.
 
-    coordinates : d labels of those that move. shift, scale : (d,) a coordinate is shift + scale·z. The scale is a power
-        of two, so that of two traces it is the same but for a few coordinates: products x_i s_j + x_j s_i in units of
-        another ratio are other controls.
+    coordinates : d labels of those that move. shift, scale : (d,) a coordinate is shift + scale·z.
+        The scale is a power of two, so that of two traces it is the same but for a few coordinates:
+        products x_i s_j + x_j s_i in units of another ratio are other controls.
     families, labels : from small to large, and the method's label with each.
-    names : p labels of the quantities. location, unit : (p,) a quantity is location + unit·f. events : as in `Sample`.
+    names : p labels of the quantities. location, unit : (p,) a quantity is location + unit·f.
+        events : as in `Sample`.
     """
 
     coordinates: tuple[str, ...]
@@ -103,15 +121,21 @@ class Features(NamedTuple):
 
     @property
     def sets(self) -> list["ControlSet"]:
-        """The controls of each fit: those for any quantity first, of which there may be none, then those for some."""
+        """The controls of each fit: those for any quantity first, of which there may be none, then
+        those for some."""
         named = list(zip(self.families, self.labels, strict=True))
         by_quantities: list[tuple[tuple[str, ...] | None, list[tuple[AbstractFamily, str]]]] = []
         if not named or named[0][0].serves is not None:
             by_quantities.append((None, []))
-        by_quantities += [(own, list(group)) for own, group in itertools.groupby(named, lambda one: one[0].serves)]
+        by_quantities += [
+            (own, list(group)) for own, group in itertools.groupby(named, lambda one: one[0].serves)
+        ]
         found, end, place = list[ControlSet](), 1, {name: j for j, name in enumerate(self.names)}
         for serves, group in by_quantities:
-            families, labels = tuple(family for family, _ in group), tuple(label for _, label in group)
+            families, labels = (
+                tuple(family for family, _ in group),
+                tuple(label for _, label in group),
+            )
             start, end = end, end + sum(family.size for family in families)
             if serves is None:
                 columns = list(range(len(self.names)))
@@ -121,14 +145,22 @@ class Features(NamedTuple):
             found.append(ControlSet(serves, families, labels, places, np.array(columns, int)))
         return found
 
-    def controls(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Float[np.ndarray, "b q1"]:
+    def controls(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> Float[np.ndarray, "b q1"]:
         """Return the constant and the controls at some draws."""
         draws, scores = (draws - self.shift) / self.scale, scores * self.scale
         bare = [family.family if isinstance(family, Some) else family for family in self.families]
-        fields = iter(fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores))
+        fields = iter(
+            fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores)
+        )
         parts = [np.ones((len(draws), 1))]
         for family, own in zip(self.families, bare, strict=True):
-            part = own.controls_along(next(fields)) if isinstance(own, FunctionsOf) else own.controls(draws, scores)
+            part = (
+                own.controls_along(next(fields))
+                if isinstance(own, FunctionsOf)
+                else own.controls(draws, scores)
+            )
             parts.append(part[:, family.kept] if isinstance(family, Some) else part)
         return np.concatenate(parts, axis=1)
 
@@ -140,7 +172,9 @@ class Features(NamedTuple):
         """Return whether sums of both are sums of the same."""
         arrays = ("shift", "scale", "location", "unit")
         alike = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
-        return alike and [own.to_json() for own in self.families] == [own.to_json() for own in other.families]
+        return alike and [own.to_json() for own in self.families] == [
+            own.to_json() for own in other.families
+        ]
 
     def select(self, kept: Bool[np.ndarray, " q"]) -> "Features":
         """Return those of some controls."""
@@ -153,12 +187,18 @@ class Features(NamedTuple):
         families, labels = zip(*chosen, strict=True) if chosen else ((), ())
         return self._replace(families=families, labels=labels)
 
-    def in_terms_of(self, other: "Features") -> tuple[Float[np.ndarray, "r1 q1"], Bool[np.ndarray, " q1"]]:
-        """Return the map from other controls to these, and which of these are combinations of the others.
+    def in_terms_of(
+        self, other: "Features"
+    ) -> tuple[Float[np.ndarray, "r1 q1"], Bool[np.ndarray, " q1"]]:
+        """Return the map from other controls to these, and which of these are combinations of the
+        others.
 
-        It is read off their values at random points: no family has to know how it changes with the units.
+        It is read off their values at random points: no family has to know how it changes with the
+        units.
         """
-        points = np.random.default_rng(0).normal(size=(2, 2 * max(self.size, other.size) + 8, len(self.shift)))
+        points = np.random.default_rng(0).normal(
+            size=(2, 2 * max(self.size, other.size) + 8, len(self.shift))
+        )
         draws, scores = self.shift + self.scale * points[0], points[1] / self.scale
         ours, theirs = self.controls(draws, scores), other.controls(draws, scores)
         change, same = np.zeros((other.size, self.size)), np.zeros(self.size, bool)
@@ -169,7 +209,10 @@ class Features(NamedTuple):
             own, at = controls.places[1:], known.get(controls.serves, np.empty(0, int))
             norms = np.linalg.norm(theirs[:, at], axis=0)
             norms = np.where(norms > 0, norms, 1.0)
-            part = np.linalg.lstsq(theirs[:, at] / norms, ours[:, own], rcond=1e-12)[0] / norms[:, None]
+            part = (
+                np.linalg.lstsq(theirs[:, at] / norms, ours[:, own], rcond=1e-12)[0]
+                / norms[:, None]
+            )
             apart = np.linalg.norm(ours[:, own] - theirs[:, at] @ part, axis=0)
             change[np.ix_(at, own)] = part
             same[own] = apart <= SAME * np.linalg.norm(ours[:, own], axis=0)
@@ -178,15 +221,21 @@ class Features(NamedTuple):
 
 @runtime_checkable
 class Transform(Protocol):
-    """Quantities (b, p) of other quantities (b, r), where draws and scores are known, on the worker that has them."""
+    """Quantities (b, p) of other quantities (b, r), where draws and scores are known, on the worker
+    that has them."""
 
     def __call__(
-        self, values: Float[np.ndarray, "b r"], draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+        self,
+        values: Float[np.ndarray, "b r"],
+        draws: Float[np.ndarray, "b d"],
+        scores: Float[np.ndarray, "b d"],
     ) -> Float[np.ndarray, "b p"]:
         """Return them."""
 
 
-def check_same_features(features: Features, names: Sequence[str], coordinates: Sequence[str]) -> None:
+def check_same_features(
+    features: Features, names: Sequence[str], coordinates: Sequence[str]
+) -> None:
     """Refuse other quantities, or other coordinates that move, than those that are summed."""
     for what, ours, theirs in (
         ("quantities", features.names, names),
@@ -201,13 +250,16 @@ MOST_RUNS = 2_048
 """Runs of which one trace has sums; twice as many after traces were added."""
 
 MOST_SAMPLED = 2_048
-"""Evenly spaced draws that are kept of one trace, likewise: a standard deviation is known to 2 % from so many."""
+"""Evenly spaced draws that are kept of one trace, likewise: a standard deviation is known to 2 %
+from so many."""
 
 
 class Layout(NamedTuple):
-    """How the draws of chains of one length are cut into runs and folds, and which are kept, whatever their chunks.
+    """How the draws of chains of one length are cut into runs and folds, and which are kept,
+    whatever their chunks.
 
-    There are eight folds: whole chains where there are as many, and else eighths of every chain. A run is in one fold.
+    There are eight folds: whole chains where there are as many, and else eighths of every chain. A
+    run is in one fold.
 
     chains, draws : c, n. runs : r of each chain. step : of the draws that are kept.
     start : draws of the same chains before these, as where a run went on.
@@ -225,8 +277,11 @@ class Layout(NamedTuple):
         runs = 1 if chains >= MIN_FOLDS else MIN_FOLDS
         if draws < runs:
             cure = "Sum eight chains at once, or longer ones."
-            raise InputError("moments", f"{MIN_FOLDS} chains, or draws of each", f"{chains} of {draws}", cure)
-        # Powers of two, so that runs of twice the length, and every second draw, are those of longer traces.
+            raise InputError(
+                "moments", f"{MIN_FOLDS} chains, or draws of each", f"{chains} of {draws}", cure
+            )
+        # Powers of two, so that runs of twice the length, and every second draw, are those of
+        # longer traces.
         while 2 * runs * chains <= MOST_RUNS and 2 * runs <= draws:
             runs *= 2
         step = 1
@@ -259,10 +314,14 @@ class Layout(NamedTuple):
 class Chains(NamedTuple):
     """Chains of one length: sums over their runs, and some of their draws.
 
-    layout : of the chains. fingerprints : numbers that tell each from others; see `fingerprints_of`.
-    start : of sums over a chunk the first chain, run and kept draw that the arrays are of; zeros of whole chains.
-    counts : (c, r) draws of each run. controls, values : (c, r, q + 1), (c, r, p) sums over it, as summed in `Moments`.
-    draws, scores, sample : (c, s, d) twice, (c, s, p) the draws that are kept, and the quantities there, as given.
+    layout : of the chains. fingerprints : numbers that tell each from others; see
+        `fingerprints_of`.
+    start : of sums over a chunk the first chain, run and kept draw that the arrays are of; zeros of
+        whole chains.
+    counts : (c, r) draws of each run. controls, values : (c, r, q + 1), (c, r, p) sums over it, as
+        summed in `Moments`.
+    draws, scores, sample : (c, s, d) twice, (c, s, p) the draws that are kept, and the quantities
+        there, as given.
     """
 
     layout: Layout
@@ -277,7 +336,12 @@ class Chains(NamedTuple):
 
     @classmethod
     def zero(
-        cls, layout: Layout, fingerprints: Int[np.ndarray, " c0"], features: Features, chains: slice, draws: slice
+        cls,
+        layout: Layout,
+        fingerprints: Int[np.ndarray, " c0"],
+        features: Features,
+        chains: slice,
+        draws: slice,
     ) -> "Chains":
         """Return those of no draw, with room for a chunk."""
         (first, last), step = layout.run_of(np.array([draws.start, draws.stop - 1])), layout.step
@@ -285,20 +349,30 @@ class Chains(NamedTuple):
         c, r, s = chains.stop - chains.start, last + 1 - first, kept[1] - kept[0]
         d, p = len(features.shift), len(features.names)
         shapes = [(c, r), (c, r, features.size), (c, r, p), (c, s, d), (c, s, d), (c, s, p)]
-        return cls(layout, fingerprints, (chains.start, int(first), kept[0]), *map(np.zeros, shapes))
+        return cls(
+            layout, fingerprints, (chains.start, int(first), kept[0]), *map(np.zeros, shapes)
+        )
 
     def __add__(self, other: "Chains") -> "Chains":  # type: ignore[override]
         """Return the sums over other draws of the same chains too."""
         chain, run, kept = map(min, self.start, other.start)
         (c, r, k), (c1, r1, k1) = self.start, other.start
-        runs = (sum_at(one, (c, r), two, (c1, r1)) for one, two in zip(self[3:6], other[3:6], strict=True))
-        draws = (sum_at(one, (c, k), two, (c1, k1)) for one, two in zip(self[6:], other[6:], strict=True))
+        runs = (
+            sum_at(one, (c, r), two, (c1, r1))
+            for one, two in zip(self[3:6], other[3:6], strict=True)
+        )
+        draws = (
+            sum_at(one, (c, k), two, (c1, k1)) for one, two in zip(self[6:], other[6:], strict=True)
+        )
         return Chains(self.layout, self.fingerprints, (chain, run, kept), *runs, *draws)
 
     def thinned(self, step: int) -> "Chains":
-        """Return the chains with every `step`-th draw kept, a multiple of the present step by a power of two."""
+        """Return the chains with every `step`-th draw kept, a multiple of the present step by a
+        power of two."""
         draws, scores, sample = (part[:, :: step // self.layout.step] for part in self[6:])
-        return self._replace(layout=self.layout._replace(step=step), draws=draws, scores=scores, sample=sample)
+        return self._replace(
+            layout=self.layout._replace(step=step), draws=draws, scores=scores, sample=sample
+        )
 
     def with_longer_runs(self) -> "Chains":
         """Return sums over runs of twice the length, if there are two in a fold."""
@@ -307,13 +381,22 @@ class Chains(NamedTuple):
             return self
         sums = (part.reshape(c, r // 2, 2, *part.shape[2:]).sum(axis=2) for part in self[3:6])
         counts, controls, values = sums
-        return self._replace(layout=self.layout._replace(runs=r // 2), counts=counts, controls=controls, values=values)
+        return self._replace(
+            layout=self.layout._replace(runs=r // 2),
+            counts=counts,
+            controls=controls,
+            values=values,
+        )
 
 
 def sum_at(
-    one: Float[np.ndarray, "..."], start: tuple[int, ...], two: Float[np.ndarray, "..."], other: tuple[int, ...]
+    one: Float[np.ndarray, "..."],
+    start: tuple[int, ...],
+    two: Float[np.ndarray, "..."],
+    other: tuple[int, ...],
 ) -> Float[np.ndarray, "..."]:
-    """Return the sum of two parts of one array, which begin at these places, on the smallest box that holds both."""
+    """Return the sum of two parts of one array, which begin at these places, on the smallest box
+    that holds both."""
     axes = len(start)
     low = np.minimum(start, other)
     high = np.maximum(np.add(start, one.shape[:axes]), np.add(other, two.shape[:axes]))
@@ -327,7 +410,8 @@ def sum_at(
 class Sums(NamedTuple):
     """The sums over some draws of chains of one length.
 
-    fold : the first of which there are moments; zero of all draws. moments : of folds, for each set of controls that a
+    fold : the first of which there are moments; zero of all draws. moments : of folds, for each set
+        of controls that a
         fit has, as in `Features.sets`. chains : of runs.
     low, high : (p,) the range of each quantity. missing : (p,) draws at which it is not finite.
     """
@@ -364,13 +448,15 @@ def sums_of(
     """Return the sums over a chunk of a trace.
 
     layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
-    place : the chain and the draw at which the chunk begins. transform : to the quantities of the features.
+    place : the chain and the draw at which the chunk begins. transform : to the quantities of the
+        features.
     """
     p, (c, n), sets = len(features.names), draws.shape[:2], features.sets
     chains, every = slice(place[0], place[0] + c), np.arange(place[1], place[1] + n)
     found = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
     _, run, kept_before = found.start
-    # Only the runs and folds that the chunk has: what comes back of it is small beside the sums over all draws.
+    # Only the runs and folds that the chunk has: what comes back of it is small beside the sums
+    # over all draws.
     folds = layout.folds[chains, layout.run_of(every)]
     fold, num_folds = int(folds.min()), int(folds.max() - folds.min()) + 1
     moments = [Moments.zero(num_folds, len(own.places), len(own.columns)) for own in sets]
@@ -381,10 +467,16 @@ def sums_of(
             # Here, since there may be hundreds of them for each of the quantities that a chunk has.
             f, at = f if transform is None else transform(f, x, s), every[some]
             _check_finite(x, s if features.families else x, place[0] + chain, layout.start + at)
-            low, high, finite = np.fmin(low, f.min(axis=0)), np.fmax(high, f.max(axis=0)), np.isfinite(f)
+            low, high, finite = (
+                np.fmin(low, f.min(axis=0)),
+                np.fmax(high, f.max(axis=0)),
+                np.isfinite(f),
+            )
             missing += (~finite).sum(axis=0)
             kept = np.flatnonzero(at % layout.step == 0)
-            for sample, part in zip((found.draws, found.scores, found.sample), (x, s, f), strict=True):
+            for sample, part in zip(
+                (found.draws, found.scores, found.sample), (x, s, f), strict=True
+            ):
                 sample[chain, at[kept] // layout.step - kept_before] = part[kept]
             controls, f = features.controls(x, s), np.where(finite, features.standard(f), 0.0)
             runs = layout.run_of(at) - run
@@ -394,9 +486,12 @@ def sums_of(
             found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
             found.values[chain, runs[first]] += np.add.reduceat(f, first)
             label, ones = folds[chain, some] - fold, np.ones(len(at))
-            # Each fit by itself: products of the controls of two would be most of the work, and none needs them.
+            # Each fit by itself: products of the controls of two would be most of the work, and
+            # none needs them.
             for k, of in enumerate(sets):
-                moments[k] += Moments.of(controls[:, of.places], f[:, of.columns], label, ones, num_folds)
+                moments[k] += Moments.of(
+                    controls[:, of.places], f[:, of.columns], label, ones, num_folds
+                )
     return Sums(fold, tuple(moments), found, low, high, missing)
 
 
@@ -410,9 +505,21 @@ def fingerprints_of(starts: Float[np.ndarray, "c t d"]) -> Int[np.ndarray, " c"]
     return np.array([zlib.crc32(row.tobytes()) for row in rows], np.int64)
 
 
-def _check_finite(x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chain: int, at: np.ndarray) -> None:
+def _check_finite(
+    x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chain: int, at: np.ndarray
+) -> None:
     for what, rows, error in (("draws", x, InputError), ("scores", s, ScoreError)):
         bad = ~np.isfinite(rows).all(axis=1)
         if bad.any():
-            got = f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of {bad.sum()} in a block"
-            raise error(fault("moments", f"finite {what}", got, "Remove these draws, or compute the scores again."))
+            got = (
+                f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of "
+                f"{bad.sum()} in a block"
+            )
+            raise error(
+                fault(
+                    "moments",
+                    f"finite {what}",
+                    got,
+                    "Remove these draws, or compute the scores again.",
+                )
+            )

@@ -1,4 +1,5 @@
-"""The choice of the kernel and nugget of each integrand, by restricted likelihood: on a grid, or by L-BFGS."""
+"""The choice of the kernel and nugget of each integrand, by restricted likelihood: on a grid, or by
+L-BFGS."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -12,23 +13,30 @@ from jaxtyping import Float, PyTree
 from mcmcpost.control.problem import Problem
 from mcmcpost.core.arguments import check_count, check_flags, check_kind, check_numbers
 from mcmcpost.solve import Cholesky, ConjugateGradients
-from mcmcpost.solve.restricted import GRID_NUGGETS, RESTRICTED_RANGE, maximise_restricted_likelihood, search_grid
+from mcmcpost.solve.restricted import (
+    GRID_NUGGETS,
+    RESTRICTED_RANGE,
+    maximise_restricted_likelihood,
+    search_grid,
+)
 from mcmcpost.stein import AbstractKernel, SquaredExponential
 
 DEFAULT_NUGGET = 1e-8
 
 MIN_ITERATIVE_NUGGET = 1e-4
-"""Smallest tuned nugget for conjugate gradients, which converge slowly below it. A nugget that is given is used."""
+"""Smallest tuned nugget for conjugate gradients, which converge slowly below it. A nugget that is
+given is used."""
 
 
 class REML(eqx.Module):
-    """Restricted maximum likelihood by L-BFGS, one kernel for all integrands together, the best of several starts.
+    """Restricted maximum likelihood by L-BFGS, one kernel for all integrands together, the best of
+    several starts.
 
     An estimate then depends on what else is asked for.
 
-    squared_lengthscales : starting points, on standard coordinates. They are large, because smooth integrands are
-        fitted best near the flat, polynomial limit, and several, because one start fails now and then
-        (docs/mathematics.md section 2).
+    squared_lengthscales : starting points, on standard coordinates. They are large, because smooth
+        integrands are fitted best near the flat, polynomial limit, and several, because one start
+        fails now and then (docs/mathematics.md section 2).
     max_draws : largest number of states in the likelihood, evenly spaced.
     free_nugget : whether the nugget is tuned too, which rough integrands need.
     max_steps : of L-BFGS, from each start; at most twice as many likelihood evaluations.
@@ -40,20 +48,25 @@ class REML(eqx.Module):
     max_steps: int = 50
 
     def __check_init__(self) -> None:
-        check_numbers("REML", "squared_lengthscales", self.squared_lengthscales, "Such as (30.0, 100.0).")
+        check_numbers(
+            "REML", "squared_lengthscales", self.squared_lengthscales, "Such as (30.0, 100.0)."
+        )
         check_count("REML", "max_draws", self.max_draws, "Use 400.")
         check_count("REML", "max_steps", self.max_steps, "Use 50.")
         check_flags("REML", free_nugget=self.free_nugget)
 
 
 POLISH_STATES = 1_000
-"""Fitted states up to which `GridREML` polishes by default: every integrand then has factorisations of its own."""
+"""Fitted states up to which `GridREML` polishes by default: every integrand then has factorisations
+of its own."""
 
 POLISH_DRAWS = 160
-"""States in the likelihood of the polish, or three for each unpenalised feature: a step takes a millisecond."""
+"""States in the likelihood of the polish, or three for each unpenalised feature: a step takes a
+millisecond."""
 
 SHORTEST = 0.5
-"""Smallest lengthscale of the polish relative to the grid's. Shorter ones fit noise and steps; long ones are free."""
+"""Smallest lengthscale of the polish relative to the grid's. Shorter ones fit noise and steps; long
+ones are free."""
 
 
 LOG_STEPS = 50
@@ -61,17 +74,21 @@ LOG_STEPS = 50
 
 
 class GridREML(eqx.Module):
-    """Restricted maximum likelihood, each integrand by itself: a grid of isotropic kernels, then L-BFGS.
+    """Restricted maximum likelihood, each integrand by itself: a grid of isotropic kernels, then
+    L-BFGS.
 
-    An integrand's kernel does not depend on what else is asked for. L-BFGS starts at the best lengthscale of the grid,
-    moves one for each coordinate, rounded to two per cent, and keeps the nugget; its kernel is used where it gains more
-    than one nat for each of them. Integrands with the same kernel share its factorisations: of the grid's 25 two or
-    three dozen integrands use six to ten.
+    An integrand's kernel does not depend on what else is asked for. L-BFGS starts at the best
+    lengthscale of the grid, moves one for each coordinate, rounded to two per cent, and keeps the
+    nugget; its kernel is used where it gains more than one nat for each of them. Integrands with
+    the same kernel share its factorisations: of the grid's 25 two or three dozen integrands use six
+    to ten.
 
     max_draws : largest number of states in the likelihood of the grid, evenly spaced.
-    polish : whether L-BFGS follows the grid; by default, with more than one coordinate and at most 1,000 fitted states.
+    polish : whether L-BFGS follows the grid; by default, with more than one coordinate and at most
+        1,000 fitted states.
     max_steps : of L-BFGS.
-    shared : whether all integrands get the one setting that is best for them together, as Stein weights need.
+    shared : whether all integrands get the one setting that is best for them together, as Stein
+        weights need.
     """
 
     max_draws: int = 256
@@ -82,16 +99,20 @@ class GridREML(eqx.Module):
     def __check_init__(self) -> None:
         check_count("GridREML", "max_draws", self.max_draws, "Use 256.")
         check_count("GridREML", "max_steps", self.max_steps, "Use 12.")
-        check_kind("GridREML", "polish", self.polish, (bool, None), "Pass True or False, or leave it out.")
+        check_kind(
+            "GridREML", "polish", self.polish, (bool, None), "Pass True or False, or leave it out."
+        )
         check_flags("GridREML", shared=self.shared)
 
 
 OWN_GAIN = 60.0
-"""Nats from which `OwnGridREML` fits an integrand: on `POLISH_DRAWS` states, half of the variance."""
+"""Nats from which `OwnGridREML` fits an integrand: on `POLISH_DRAWS` states, half of the
+variance."""
 
 
 class OwnGridREML(GridREML):
-    """`GridREML` for the integrands alone whose own lengthscales gain `least` nats; others are not fitted."""
+    """`GridREML` for the integrands alone whose own lengthscales gain `least` nats; others are not
+    fitted."""
 
     polish: bool | None = True
     least: float = OWN_GAIN
@@ -123,8 +144,11 @@ class Setting(NamedTuple):
 
 
 def kernel_parameters(kernel: PyTree) -> list[Any]:
-    """Return the numbers of a kernel, or of a tuple of kernels, as JSON-able scalars and lists, in order."""
-    return [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(eqx.filter(kernel, eqx.is_array_like))]
+    """Return the numbers of a kernel, or of a tuple of kernels, as JSON-able scalars and lists, in
+    order."""
+    return [
+        np.asarray(leaf).tolist() for leaf in jax.tree.leaves(eqx.filter(kernel, eqx.is_array_like))
+    ]
 
 
 def tune(
@@ -141,12 +165,16 @@ def tune(
         assert kernel is not None
         return (Setting(kernel, DEFAULT_NUGGET if nugget is None else nugget, everyone),)
     # A nugget that was given is the user's; one that is tuned must let the solver converge.
-    floor = MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
+    floor = (
+        MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
+    )
     ones = np.ones(problem.draws.shape[1])
     arrays = _some_rows(problem, basis, tuning.max_draws)
     if isinstance(tuning, REML):
         # One lengthscale for each coordinate: L-BFGS moves them apart.
-        starts = tuple(SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales)
+        starts = tuple(
+            SquaredExponential(np.sqrt(start) * ones) for start in tuning.squared_lengthscales
+        )
         tuned = maximise_restricted_likelihood(
             starts if kernel is None else (kernel,),
             *arrays,
@@ -154,16 +182,24 @@ def tune(
             free_nugget=tuning.free_nugget and nugget is None,
             max_steps=tuning.max_steps,
         )
-        return (Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, everyone),)
+        return (
+            Setting(tuned.kernel, max(tuned.nugget, floor) if nugget is None else nugget, everyone),
+        )
     # A nugget that is given leaves the lengthscale alone to the grid.
-    nuggets = tuple(level for level in GRID_NUGGETS if level >= floor) if nugget is None else (nugget,)
+    nuggets = (
+        tuple(level for level in GRID_NUGGETS if level >= floor) if nugget is None else (nugget,)
+    )
     groups = search_grid(*arrays, shared=tuning.shared, nuggets=nuggets)
-    settings = [Setting(SquaredExponential(g.lengthscale * ones), g.nugget, g.members) for g in groups]
+    settings = [
+        Setting(SquaredExponential(g.lengthscale * ones), g.nugget, g.members) for g in groups
+    ]
     # Every polished integrand has factorisations of its own: on many states that is the whole cost.
     few = problem.folds.num_everyone <= POLISH_STATES
     if len(ones) == 1 or not (few if tuning.polish is None else tuning.polish):
         return tuple(settings)
-    return tuple(part for setting in settings for part in _polish(problem, basis, setting, nuggets, tuning))
+    return tuple(
+        part for setting in settings for part in _polish(problem, basis, setting, nuggets, tuning)
+    )
 
 
 def _polish(
@@ -173,13 +209,16 @@ def _polish(
     nuggets: tuple[float, ...],
     tuning: GridREML,
 ) -> Iterator[Setting]:
-    """Yield the settings of those integrands to which lengthscales of their own are worth it, and that of the rest
-    unless these are not to be fitted.
+    """Yield the settings of those integrands to which lengthscales of their own are worth it, and
+    that of the rest unless these are not to be fitted.
 
-    One kernel for all integrands is sought more widely, with the nugget free where several `nuggets` are allowed.
+    One kernel for all integrands is sought more widely, with the nugget free where several
+    `nuggets` are allowed.
     """
     free = tuning.shared and len(nuggets) > 1
-    size, shortest = (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
+    size, shortest = (
+        (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
+    )
     draws, scores, design, values = _some_rows(problem, basis, size)
     own = isinstance(tuning, OwnGridREML)
     # A nat for each lengthscale: what as many parameters gain from noise.
@@ -201,34 +240,49 @@ def _polish(
         if tuning.shared or tuned.gain > least:
             # L-BFGS may end below the grid's least nugget: conjugate gradients would not converge
             # there.
-            yield Setting(rounded(tuned.kernel), max(tuned.nugget, nuggets[0]) if free else setting.nugget, members)
+            yield Setting(
+                rounded(tuned.kernel),
+                max(tuned.nugget, nuggets[0]) if free else setting.nugget,
+                members,
+            )
             left = tuple(member for member in left if member not in members)
     if left and not own:
         yield setting._replace(members=left)
 
 
 def rounded(kernel: AbstractKernel) -> AbstractKernel:
-    """Return the kernel with the logarithm of every parameter rounded to a multiple of 1/`LOG_STEPS`.
+    """Return the kernel with the logarithm of every parameter rounded to a multiple of
+    1/`LOG_STEPS`.
 
-    The fourth digit of the point where L-BFGS stops is rounding error, which the error of the estimate shows tenfold.
-    Without it the numbers hardly depend on the processor and on the units of the draws.
+    The fourth digit of the point where L-BFGS stops is rounding error, which the error of the
+    estimate shows tenfold. Without it the numbers hardly depend on the processor and on the units
+    of the draws.
     """
-    return jax.tree.map(lambda leaf: jnp.exp(jnp.round(LOG_STEPS * jnp.log(leaf)) / LOG_STEPS), kernel)
+    return jax.tree.map(
+        lambda leaf: jnp.exp(jnp.round(LOG_STEPS * jnp.log(leaf)) / LOG_STEPS), kernel
+    )
 
 
 def _some_rows(
     problem: Problem, basis: Float[np.ndarray, "m q"], size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return draws, scores, basis and values of unit scale at evenly spaced states, at least three for each feature."""
+    """Return draws, scores, basis and values of unit scale at evenly spaced states, at least three
+    for each feature."""
     rows = _subset(problem, max(size, 3 * basis.shape[1]))
     values = problem.values[rows]
     # Of unit scale on these rows, which the likelihood's floor and start assume.
     spread = values.std(axis=0)
-    return problem.draws[rows], problem.scores[rows], basis[rows], values / np.where(spread > 0, spread, 1.0)
+    return (
+        problem.draws[rows],
+        problem.scores[rows],
+        basis[rows],
+        values / np.where(spread > 0, spread, 1.0),
+    )
 
 
 def _subset(problem: Problem, size: int) -> np.ndarray:
-    """Return evenly spaced rows, a multiple of 32 of them where there are enough, so that programs are shared."""
+    """Return evenly spaced rows, a multiple of 32 of them where there are enough, so that programs
+    are shared."""
     rows = np.arange(problem.num_states)
     if problem.weighted:
         rows = problem.folds.everyone

@@ -1,4 +1,5 @@
-"""The kernel system of control functionals, folds left out: by dense Cholesky, or without an m×m matrix."""
+"""The kernel system of control functionals, folds left out: by dense Cholesky, or without an m×m
+matrix."""
 
 from typing import NamedTuple
 
@@ -21,16 +22,26 @@ from mcmcpost.solve import (
     fit_rows,
     leave_blocks_out,
 )
-from mcmcpost.stein.products import Tile, TileOperator, device_mesh, pivoted_cholesky, tile_diagonal, tile_gram
+from mcmcpost.stein.products import (
+    Tile,
+    TileOperator,
+    device_mesh,
+    pivoted_cholesky,
+    tile_diagonal,
+    tile_gram,
+)
 
 
 class KernelFit(NamedTuple):
-    """A cross-fitted control functional of p integrands with c constants (one a task; c = 1 for a single target).
+    """A cross-fitted control functional of p integrands with c constants (one a task; c = 1 for a
+    single target).
 
     mean : (c, p) coefficients of the constants, fitted on all states.
     control : (k, b, p) g at held-out rows, fitted without their fold.
-    refits : (k, c, p), (h, c, p), (r, c, p) the same, fitted on parts of the folds; NaN where that was not done.
-    model_covariance : (p, c, c) covariance of `mean` under the kernel's own model, amplitude by restricted likelihood.
+    refits : (k, c, p), (h, c, p), (r, c, p) the same, fitted on parts of the folds; NaN where that
+        was not done.
+    model_covariance : (p, c, c) covariance of `mean` under the kernel's own model, amplitude by
+        restricted likelihood.
     nugget : the largest relative nugget that a factorisation needed.
     num_steps : products with the kernel matrix; zero for a dense solve.
     converged : whether every solve reached its tolerance.
@@ -62,9 +73,13 @@ class KernelData(NamedTuple):
 
 
 def kernel_data(
-    rows: PyTree, basis: Float[np.ndarray, "m q"], values: Float[np.ndarray, "m p"], problem: Problem | JointProblem
+    rows: PyTree,
+    basis: Float[np.ndarray, "m q"],
+    values: Float[np.ndarray, "m p"],
+    problem: Problem | JointProblem,
 ) -> KernelData:
-    """Return the kernel system of some integrands (m, p) of a problem, with its counts, as JAX arrays, and its folds.
+    """Return the kernel system of some integrands (m, p) of a problem, with its counts, as JAX
+    arrays, and its folds.
 
     Weighted states count once each: their weights are those of the residuals alone.
     """
@@ -106,16 +121,20 @@ def dense_system(tile: Tile, data: KernelData) -> DenseSystem:
     # Padding is for compiled programs; LAPACK takes the rows as they are.
     m = len(data.folds.labels)
     gram, scale = scaled_gram(tile, data.rows, data.counts)
-    basis, values, counts = (np.asarray(array)[:m] for array in (data.basis, data.values, data.counts))
+    basis, values, counts = (
+        np.asarray(array)[:m] for array in (data.basis, data.values, data.counts)
+    )
     return DenseSystem(np.asarray(gram)[:m, :m], basis, values, counts, float(scale))
 
 
-def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants: int = 1) -> KernelFit:
+def crossfit_dense(
+    tile: Tile, nugget: float, data: KernelData, *, num_constants: int = 1
+) -> KernelFit:
     """Fit A = K₀/mean(diag K₀) + η·diag(1/n_i) on the rows of each fit of the folds.
 
-    Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South et al. (2022) with
-    the polynomial basis unpenalised; docs/mathematics.md section 2. What follows the Gram matrix is LAPACK on the host,
-    since compiling it would take seconds.
+    Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185) with the constant unpenalised; South
+    et al. (2022) with the polynomial basis unpenalised; docs/mathematics.md section 2. What follows
+    the Gram matrix is LAPACK on the host, since compiling it would take seconds.
     """
     c, folds, system = num_constants, data.folds, dense_system(tile, data)
     gram, basis, values, *_ = system
@@ -138,7 +157,10 @@ def crossfit_dense(tile: Tile, nugget: float, data: KernelData, *, num_constants
         for k, (solution, out) in enumerate(zip(solutions, held_out, strict=True)):
             # The dual is zero on the fold's own rows, so that K₀ may stand whole. The constant is
             # no control.
-            control[k] = gram[np.ix_(out, index)] @ solution.dual + basis[out, c:] @ solution.coefficients[c:]
+            control[k] = (
+                gram[np.ix_(out, index)] @ solution.dual
+                + basis[out, c:] @ solution.coefficients[c:]
+            )
         means = np.stack([solution.coefficients[:c] for solution in solutions])
         subsets = Subsets.of(folds.num_folds)
         refits = Refits(means, constants(subsets.halves), constants(subsets.quarters))
@@ -166,7 +188,8 @@ def fit_constant(tile: Tile, nugget: float, data: KernelData) -> Float[np.ndarra
 def _without_folds(
     system: DenseSystem, nugget: float, folds: Folds
 ) -> tuple[Int[np.ndarray, " m"], list[LeastSquaresSolution], float]:
-    """Return the rows in the order of their folds, the fits without each fold, in that order, and their nugget."""
+    """Return the rows in the order of their folds, the fits without each fold, in that order, and
+    their nugget."""
     blocks = folds.rows_of(np.eye(folds.num_folds, dtype=bool))
     index = np.concatenate(blocks)
     solutions, used = leave_blocks_out(*system.of(index, nugget), [len(block) for block in blocks])
@@ -174,9 +197,11 @@ def _without_folds(
 
 
 class FoldRules(NamedTuple):
-    """The fits without each fold as functions of any state, K₀(x, rows)·dual + basis(x)·coefficients.
+    """The fits without each fold as functions of any state, K₀(x, rows)·dual +
+    basis(x)·coefficients.
 
-    rows : pytree of (m, ...) arrays that the Stein tile takes. dual : (k, m, p), zero on the rows of the fold.
+    rows : pytree of (m, ...) arrays that the Stein tile takes. dual : (k, m, p), zero on the rows
+        of the fold.
     coefficients : (k, q, p). nugget : what all factorisations needed.
     """
 
@@ -202,18 +227,25 @@ def fit_without_folds(tile: Tile, nugget: float, data: KernelData) -> FoldRules:
     for part, solution in zip(dual, solutions, strict=True):
         # gram was K₀/scale, and rules are evaluated with K₀ itself.
         part[index] = solution.dual / system.scale
-    tile, rows = jax.tree.map(np.asarray, (tile, data.rows))  # a worker of dask unpickles JAX arrays in 32 bits
-    return FoldRules(tile, rows, dual, np.stack([solution.coefficients for solution in solutions]), used)
+    # a worker of dask unpickles JAX arrays in 32 bits
+    tile, rows = jax.tree.map(np.asarray, (tile, data.rows))
+    return FoldRules(
+        tile, rows, dual, np.stack([solution.coefficients for solution in solutions]), used
+    )
 
 
 @eqx.filter_jit
-def scaled_gram(tile: Tile, rows: PyTree, counts: Float[Array, " m"]) -> tuple[Float[Array, "m m"], Float[Array, ""]]:
+def scaled_gram(
+    tile: Tile, rows: PyTree, counts: Float[Array, " m"]
+) -> tuple[Float[Array, "m m"], Float[Array, ""]]:
     """Return K₀/mean(diag K₀), and that mean, which is over all rows but padding."""
     scale = mean_diagonal(tile, rows, counts)
     return tile_gram(tile, rows) / scale, scale
 
 
-def cross_product(tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]) -> Float[Array, "b p"]:
+def cross_product(
+    tile: Tile, rows: PyTree, columns: PyTree, V: Float[Array, "t p"]
+) -> Float[Array, "b p"]:
     """Return K₀(rows, columns) V; a large K₀ is never formed."""
     # A K₀ that is not large (`is_large`) is formed at once; others are made in tiles.
     if not is_large(jax.tree.leaves(rows)[0].shape[0] * len(V)):
@@ -229,13 +261,15 @@ def amplitude(
     dual: Float[Array | np.ndarray, "m p"],
     freedom: int | Float[Array, ""],
 ) -> Float[Array | np.ndarray, " p"]:
-    """Return the restricted-likelihood amplitude fᵀPf/(m − q) of each integrand, with Pf the dual coefficients."""
+    """Return the restricted-likelihood amplitude fᵀPf/(m − q) of each integrand, with Pf the dual
+    coefficients."""
     # Rounding can take fᵀPf of an exact fit below zero.
     return (values * dual).sum(axis=0).clip(0.0) / freedom
 
 
 def mean_diagonal(tile: Tile, rows: PyTree, counts: Float[Array, " m"]) -> Float[Array, ""]:
-    """Return the mean of K₀'s diagonal over the rows that are not padding: the unit of the relative nugget."""
+    """Return the mean of K₀'s diagonal over the rows that are not padding: the unit of the relative
+    nugget."""
     diagonal = tile_diagonal(tile, rows)
     real = (counts > 0).astype(diagonal.dtype)
     return jnp.sum(diagonal * real) / jnp.sum(real)
@@ -244,7 +278,8 @@ def mean_diagonal(tile: Tile, rows: PyTree, counts: Float[Array, " m"]) -> Float
 def normalised_gram(
     tile: Tile, rows: PyTree, counts: Float[Array, " m"], scale: Float[Array, ""]
 ) -> tuple[Float[Array, "m m"], Float[Array, " m"]]:
-    """Return K₀/scale with padding replaced by the identity, and the noise 1/n_i (zero on padding)."""
+    """Return K₀/scale with padding replaced by the identity, and the noise 1/n_i (zero on
+    padding)."""
     real = (counts > 0).astype(counts.dtype)
     # Identity on padding: the factor exists, and padded rows have zero weights.
     gram = tile_gram(tile, rows) / scale * real[:, None] * real[None, :] + jnp.diag(1.0 - real)
@@ -256,9 +291,11 @@ MOST_PRODUCTS = 100_000
 
 
 class _MaskedSystem(eqx.Module):
-    """A = K₀/scale + η·diag(1/n), restricted to a different set of rows in each of k blocks of columns.
+    """A = K₀/scale + η·diag(1/n), restricted to a different set of rows in each of k blocks of
+    columns.
 
-    masks : (m, k). noise : (m, 1) the nugget over the counts. low_rank : (m, r), K₀/scale ≈ low_rank·low_rankᵀ.
+    masks : (m, k). noise : (m, 1) the nugget over the counts. low_rank : (m, r), K₀/scale ≈
+        low_rank·low_rankᵀ.
     factors : (k, r, r) Cholesky factors of the Woodbury inner matrices.
     """
 
@@ -281,7 +318,10 @@ class _MaskedSystem(eqx.Module):
 
     def product(self, matrix: Float[Array, "m w"]) -> Float[Array, "m w"]:
         # Masked rows keep their noise alone: the system of a block is definite on all rows.
-        return self.masked(self.operator.matmul(self.masked(matrix))) / self.scale + self.noise * matrix
+        return (
+            self.masked(self.operator.matmul(self.masked(matrix))) / self.scale
+            + self.noise * matrix
+        )
 
     def precondition(self, matrix: Float[Array, "m w"]) -> Float[Array, "m w"]:
         scaled = matrix / self.noise
@@ -307,17 +347,24 @@ class _MaskedSystem(eqx.Module):
         size = basis.shape[1]
 
         def variance(value: Array, residual: Array) -> Array:
-            """The sum over blocks and constants of e₁ᵀ(HᵀX + XᵀR)⁻¹e₁, which falls with every product.
+            """The sum over blocks and constants of e₁ᵀ(HᵀX + XᵀR)⁻¹e₁, which falls with every
+            product.
 
-            From zero XᵀR vanishes on the diagonal, and this is the variance of the rule. From any start it bounds it:
-            HᵀX + XᵀR is minus twice the quadratic that conjugate gradients minimise.
+            From zero XᵀR vanishes on the diagonal, and this is the variance of the rule. From any
+            start it bounds it: HᵀX + XᵀR is minus twice the quadratic that conjugate gradients
+            minimise.
             """
             images, left = (
-                jnp.moveaxis(part.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size] for part in (value, residual)
+                jnp.moveaxis(part.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size]
+                for part in (value, residual)
             )
             # (q, q) for each block k: HᵀX + XᵀR over the m rows.
-            precision = jnp.einsum("mq,kmr->kqr", basis, images) + jnp.einsum("kmq,kmr->kqr", images, left)
-            return jnp.sum(jnp.diagonal(jnp.linalg.inv(precision), axis1=1, axis2=2)[:, :num_constants])
+            precision = jnp.einsum("mq,kmr->kqr", basis, images) + jnp.einsum(
+                "kmq,kmr->kqr", images, left
+            )
+            return jnp.sum(
+                jnp.diagonal(jnp.linalg.inv(precision), axis1=1, axis2=2)[:, :num_constants]
+            )
 
         solution = conjugate_gradients(
             self.product,
@@ -351,22 +398,30 @@ def _masked_system(
     def inner(mask: Float[Array, " m"]) -> Float[Array, "r r"]:
         # I + Lᵀ D L with the rows of the block: mask/noise on its diagonal.
         part = low_rank * (mask / noise[:, 0])[:, None]
-        return cho_factor(part.T @ low_rank + jnp.eye(low_rank.shape[1], dtype=part.dtype), lower=True)[0]
+        return cho_factor(
+            part.T @ low_rank + jnp.eye(low_rank.shape[1], dtype=part.dtype), lower=True
+        )[0]
 
     masks = masks * real[:, None]
     return _MaskedSystem(operator, scale, noise, masks, low_rank, jax.lax.map(inner, masks.T))
 
 
 def crossfit_iterative(
-    tile: Tile, nugget: Float[Array, ""], solver: ConjugateGradients, data: KernelData, *, num_constants: int = 1
+    tile: Tile,
+    nugget: Float[Array, ""],
+    solver: ConjugateGradients,
+    data: KernelData,
+    *,
+    num_constants: int = 1,
 ) -> KernelFit:
     """Fit as `crossfit_dense`, by preconditioned conjugate gradients with tiled products.
 
-    The fit on all states and those without each fold are columns of one system: column block k lives on the rows
-    outside fold k, so one pass over the kernel serves all of them. Memory is O(block² + m(k+1)(q+p) + m·rank). A
-    control variate from an unfinished solve still has mean zero, so its cross-fitted error stays honest; the record
-    says that the solve was not finished. Halves and quarters are not fitted: they would take three times the columns.
-    The error is then that without each fold, at the rate of a mean, which is 1.5 to 3 times too large for smooth
+    The fit on all states and those without each fold are columns of one system: column block k
+    lives on the rows outside fold k, so one pass over the kernel serves all of them. Memory is
+    O(block² + m(k+1)(q+p) + m·rank). A control variate from an unfinished solve still has mean
+    zero, so its cross-fitted error stays honest; the record says that the solve was not finished.
+    Halves and quarters are not fitted: they would take three times the columns. The error is then
+    that without each fold, at the rate of a mean, which is 1.5 to 3 times too large for smooth
     integrands.
     """
     held_out, real = jax.device_put(data.folds.held_out())
@@ -396,7 +451,9 @@ def _crossfit_iterative(
     outside = outside.at[jnp.arange(folds)[:, None], held_out].multiply(1.0 - inside)
     masks = jnp.concatenate([jnp.ones((1, m), basis.dtype), outside]).T
     system = _masked_system(tile, nugget, rows, counts, masks, solver.rank)
-    solved, steps, converged = system.solve(jnp.concatenate([basis, values], axis=1), solver, basis, c)
+    solved, steps, converged = system.solve(
+        jnp.concatenate([basis, values], axis=1), solver, basis, c
+    )
 
     def least_squares(block: Float[Array, "m r"]) -> tuple[Array, Array, Array]:
         images, duals = block[:, :size], block[:, size:]
@@ -411,7 +468,9 @@ def _crossfit_iterative(
     fitted = system.operator.matmul(jnp.moveaxis(duals[1:], 0, 1).reshape(m, -1)) / system.scale
     fitted = jnp.moveaxis(fitted.reshape(m, folds, -1), 1, 0)
 
-    def at_held_out(fit: Float[Array, "m p"], gamma: Float[Array, "q p"], rows: Int[Array, " b"], mask: Array) -> Array:
+    def at_held_out(
+        fit: Float[Array, "m p"], gamma: Float[Array, "q p"], rows: Int[Array, " b"], mask: Array
+    ) -> Array:
         return (fit[rows] + basis[rows, c:] @ gamma[c:]) * mask[:, None]
 
     subsets = Subsets.of(folds)
@@ -440,13 +499,16 @@ def solve_iterative(
     counts: Float[Array, " m"],
     initial: Float[Array, " m"] | None = None,
 ) -> tuple[Float[Array, " m"], Float[Array, ""], Int[Array, ""], Bool[Array, ""]]:
-    """Return the rule w = X(HᵀX)⁻¹e₁ with X ≈ A⁻¹H, its model variance wᵀAw, the products used, and convergence.
+    """Return the rule w = X(HᵀX)⁻¹e₁ with X ≈ A⁻¹H, its model variance wᵀAw, the products used, and
+    convergence.
 
-    The rule integrates constants exactly however early the solve stopped, and wᵀAw is the variance of the rule that
-    is returned, unfinished or not (docs/mathematics.md section 5). `initial` is a rule to start from, where the basis
-    is the constant alone: its best multiple, at one product.
+    The rule integrates constants exactly however early the solve stopped, and wᵀAw is the variance
+    of the rule that is returned, unfinished or not (docs/mathematics.md section 5). `initial` is a
+    rule to start from, where the basis is the constant alone: its best multiple, at one product.
     """
-    system = _masked_system(tile, nugget, rows, counts, jnp.ones((len(counts), 1), counts.dtype), solver.rank)
+    system = _masked_system(
+        tile, nugget, rows, counts, jnp.ones((len(counts), 1), counts.dtype), solver.rank
+    )
     start = None
     if initial is not None:
         rule = initial[:, None]

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 
 AMPLITUDE_STATES = 1_000
-"""Largest number of states, evenly spaced, in the dense system that gives the amplitude of an integrand."""
+"""Largest number of states, evenly spaced, in the dense system that gives the amplitude of an
+integrand."""
 
 GAIN = 1e-3
 """Relative fall of the variance of the rule by one product below which the default solver stops."""
@@ -41,7 +42,8 @@ GAIN = 1e-3
 class AmplitudeSubset(NamedTuple):
     """A dense system on some states.
 
-    draws : (s,) positions among the draws of all chains. lower : (s, s) Cholesky factor of A. basis : (s, q).
+    draws : (s,) positions among the draws of all chains. lower : (s, s) Cholesky factor of A. basis
+        : (s, q).
     """
 
     draws: Int[np.ndarray, " s"]
@@ -53,8 +55,9 @@ class SteinWeights(NamedTuple):
     """A linear rule on the draws of one trace.
 
     values : (c, n) weights, summing to one; they may be negative.
-    variance_factor : wᵀAw, the variance of the weighted mean of an integrand of unit amplitude under the kernel's own
-        model; never a substitute for the cross-fitted error, as integrands need not lie in the kernel's space.
+    variance_factor : wᵀAw, the variance of the weighted mean of an integrand of unit amplitude
+        under the kernel's own model; never a substitute for the cross-fitted error, as integrands
+        need not lie in the kernel's space.
     status : ``controlled``, ``nugget_raised`` or ``not_converged``.
     info : JSON-able facts: kernel, nugget, cost.
     subset : where `model_error` takes amplitudes from.
@@ -73,12 +76,14 @@ class SteinWeights(NamedTuple):
         return np.tensordot(self.values, self._checked("mean", values), axes=2)
 
     def model_error(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
-        """Return √(a·wᵀAw), the kernel model's own error of each mean, computational uncertainty included.
+        """Return √(a·wᵀAw), the kernel model's own error of each mean, computational uncertainty
+        included.
 
-        NaN where an integrand is not finite at some draw. The amplitude a of an integrand is its restricted maximum
-        likelihood on at most 1,000 evenly spaced states: the lower bound that an unfinished solve gives is
-        overconfident (docs/mathematics.md section 5). An integrand outside the kernel's space has a larger error than
-        this says; `expectation` reports the one that holds.
+        NaN where an integrand is not finite at some draw. The amplitude a of an integrand is its
+        restricted maximum likelihood on at most 1,000 evenly spaced states: the lower bound that an
+        unfinished solve gives is overconfident (docs/mathematics.md section 5). An integrand
+        outside the kernel's space has a larger error than this says; `expectation` reports the one
+        that holds.
         """
         array = self._checked("model_error", values)
         rows = array.reshape(-1, *array.shape[2:])[self.subset.draws]
@@ -91,21 +96,36 @@ class SteinWeights(NamedTuple):
         # (f − Hγ) in white coordinates: its square over s − q is fᵀPf/(s − q), as in `amplitude`.
         residual = white - basis @ np.linalg.lstsq(basis, white)[0]
         amplitude = np.sum(residual**2, axis=0) / (len(flat) - basis.shape[1])
-        return np.where(finite, np.sqrt(amplitude * self.variance_factor), np.nan).reshape(rows.shape[1:])
+        return np.where(finite, np.sqrt(amplitude * self.variance_factor), np.nan).reshape(
+            rows.shape[1:]
+        )
 
     def to_datatree(self, tree: "xarray.DataTree") -> "xarray.DataTree":
-        """Return a new tree: `tree` with ``sample_stats.stein_weight`` (chain, draw), whose sum is one.
+        """Return a new tree: `tree` with ``sample_stats.stein_weight`` (chain, draw), whose sum is
+        one.
 
-        Any expectation is then ``(tree.sample_stats.stein_weight * f).sum()``. Attrs: kernel, nugget and status.
+        Any expectation is then ``(tree.sample_stats.stein_weight * f).sum()``. Attrs: kernel,
+        nugget and status.
         """
         import xarray
 
-        where, cure = "SteinWeights.to_datatree", "Pass the trace that the weights were computed for."
+        where, cure = (
+            "SteinWeights.to_datatree",
+            "Pass the trace that the weights were computed for.",
+        )
         check_tree_type(where, tree)
-        stats = tree["sample_stats"].to_dataset() if "sample_stats" in tree.children else xarray.Dataset()
+        stats = (
+            tree["sample_stats"].to_dataset()
+            if "sample_stats" in tree.children
+            else xarray.Dataset()
+        )
         if "unconstrained_draw" not in stats or set(stats.sizes) < {"chain", "draw"}:
             raise InputError(where, "`tree` with the draws of the weights", "none", cure)
-        draws = stats["unconstrained_draw"].transpose("chain", "draw", ...).values.astype(float, copy=False)
+        draws = (
+            stats["unconstrained_draw"]
+            .transpose("chain", "draw", ...)
+            .values.astype(float, copy=False)
+        )
         # Fixed coordinates are no part of the trace that was fingerprinted.
         moves = moving(draws)
         if fingerprint(draws if moves.all() else draws[..., moves]) != self.trace:
@@ -123,7 +143,9 @@ class SteinWeights(NamedTuple):
         new["sample_stats"] = xarray.DataTree(stats)
         return new
 
-    def _checked(self, name: str, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "c n *p"]:
+    def _checked(
+        self, name: str, values: Float[np.ndarray, "c n *p"]
+    ) -> Float[np.ndarray, "c n *p"]:
         array = as_real(f"SteinWeights.{name}", "values", values).astype(float, copy=False)
         if array.shape[:2] != self.values.shape:
             raise InputError(
@@ -143,14 +165,28 @@ def solve_stein_weights(
     moments: tuple[Any, Any] | None = None,
     initial: SteinWeights | None = None,
 ) -> SteinWeights:
-    """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional (docs/mathematics.md section 5).
+    """Return w = A⁻¹H(HᵀA⁻¹H)⁻¹e₁, which is A⁻¹1/(1ᵀA⁻¹1) for a control functional
+    (docs/mathematics.md section 5).
 
-    The `values` (c, n, p) tune the kernel where the method leaves it open, all in one group; the weights do not depend
-    on them otherwise. Copies of a state share its weight. `initial` are weights of the same draws under a kernel or a
-    temperature nearby, from which conjugate gradients start.
+    The `values` (c, n, p) tune the kernel where the method leaves it open, all in one group; the
+    weights do not depend on them otherwise. Copies of a state share its weight. `initial` are
+    weights of the same draws under a kernel or a temperature nearby, from which conjugate gradients
+    start.
     """
-    check_kind("stein_weights", "method", method, (ControlFunctional, SemiExact), "Such as ControlFunctional().")
-    check_kind("stein_weights", "initial", initial, (SteinWeights, None), "Pass what stein_weights returned.")
+    check_kind(
+        "stein_weights",
+        "method",
+        method,
+        (ControlFunctional, SemiExact),
+        "Such as ControlFunctional().",
+    )
+    check_kind(
+        "stein_weights",
+        "initial",
+        initial,
+        (SteinWeights, None),
+        "Pass what stein_weights returned.",
+    )
     Options(standardize=moments).check(trace)
     if method.max_states is not None:
         cure = "Thin the trace, or use ConjugateGradients."
@@ -198,7 +234,11 @@ def solve_stein_weights(
     # Copies share the weight of their state; padding has weight zero and no copies.
     per_state = np.asarray(rule) / np.maximum(problem.counts, 1.0)
     weights = per_state[problem.inverse].reshape(trace.draws.shape[:2])
-    info = setting.describe() | {"method": method.label, "nugget_used": float(used), "num_products": steps}
+    info = setting.describe() | {
+        "method": method.label,
+        "nugget_used": float(used),
+        "num_products": steps,
+    }
     subset = _amplitude_subset(tile, float(used), problem, basis)
     return SteinWeights(weights, float(factor), status, info, subset, fingerprint(trace.draws))
 
@@ -220,10 +260,14 @@ def check_weights(where: str, name: str, weights: object, trace: Trace) -> None:
     shape = trace.draws.shape[:2]
     if weights.values.shape != shape or weights.trace != fingerprint(trace.draws):
         got = f"those of other draws, of shape {weights.values.shape}"
-        raise InputError(where, f"`{name}` of the draws of this trace, of shape {shape}", got, "Compute its own.")
+        raise InputError(
+            where, f"`{name}` of the draws of this trace, of shape {shape}", got, "Compute its own."
+        )
 
 
-def _amplitude_subset(tile: Tile, nugget: float, problem: Problem, design: np.ndarray) -> AmplitudeSubset:
+def _amplitude_subset(
+    tile: Tile, nugget: float, problem: Problem, design: np.ndarray
+) -> AmplitudeSubset:
     """Return the dense system on evenly spaced states, on the scale of all of them."""
     size = min(AMPLITUDE_STATES, problem.num_states)
     states = np.linspace(0, problem.num_states - 1, size).astype(int)
