@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 app = typer.Typer(
     help="Post-processing of MCMC traces: Stein control variates with Monte Carlo errors, "
     "evidence, reports.",
-    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input, in a line; "
-    "130 Ctrl-C.",
+    epilog="Exit codes: 0 done; 1 a fault of mcmcpost, with a traceback; 2 bad input or usage, in "
+    "a line; 130 Ctrl-C.",
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )

@@ -16,6 +16,7 @@ from cli_cases import refused
 import mcmcpost
 from mcmcpost.app import command_line as cli
 from mcmcpost.app.edge import cache_directory, is_user_error
+from mcmcpost.app.options import MethodName, SpreadName
 from mcmcpost.control import KINDS
 from mcmcpost.core.runtime import digits_of, one_line, significant
 
@@ -232,8 +233,8 @@ def test_variables_are_chosen_as_in_arviz(run, trace, asked, names):
 
 
 def test_the_method_names_are_those_of_the_library():
-    assert [name.value for name in cli.MethodName] == list(mcmcpost.METHODS)
-    assert {name.value for name in cli.SpreadName} == {*KINDS}
+    assert [name.value for name in MethodName] == list(mcmcpost.METHODS)
+    assert {name.value for name in SpreadName} == {*KINDS}
 
 
 @pytest.mark.parametrize("method", ["plain", "zv1", "zv2", "zv3"])
