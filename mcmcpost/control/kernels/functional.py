@@ -188,7 +188,7 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[FoldFit, FoldFit
         crossfit_kernel(problem, choice, choice.degree),
         crossfit_kernel(problem, ControlFunctional(**options), 0),
     )
-    doubts = _apart(problem, semi, alone), _apart(problem, alone, semi)
+    doubts = apart(problem, semi, alone), apart(problem, alone, semi)
     semi, alone = (
         fit._replace(doubt=np.hypot(fit.doubt, d))
         for fit, d in zip((semi, alone), doubts, strict=True)
@@ -196,7 +196,7 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[FoldFit, FoldFit
     return semi, alone
 
 
-def _apart(problem: Problem, fit: FoldFit, other: FoldFit) -> Float[np.ndarray, " p"]:
+def apart(problem: Problem, fit: FoldFit, other: FoldFit) -> Float[np.ndarray, " p"]:
     """Return by how much two estimates differ beyond twice the error of the other, its doubt not
     counted."""
     inexact = residual_variance(problem, fit.control) > ROUNDING**2
@@ -307,7 +307,7 @@ def crossfit_kernel(
             few, *basis_with_features(part, exponents_of_degree(problem.draws.shape[1], 0))
         )
         with np.errstate(invalid="ignore"):  # the other integrands have no such fit, and no doubt
-            fit = fit._replace(doubt=np.hypot(fit.doubt, _apart(problem, fit, alone)))
+            fit = fit._replace(doubt=np.hypot(fit.doubt, apart(problem, fit, alone)))
     facts = {
         "degree": degree,
         "num_features": size - 1,
