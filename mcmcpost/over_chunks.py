@@ -52,8 +52,8 @@ class OverChunks(NamedTuple):
     """What is asked of the quantities of a trace in chunks, from sums over all of its draws.
 
     known : what is known of the functions of some quantities, by their places. pilot : the
-        distributions at the evenly
-        spaced draws. places : (p,) of the quantities in the pilot's sample.
+        distributions at the evenly spaced draws. places : (p,) of the quantities in the pilot's
+        sample.
     """
 
     chunks: InChunks

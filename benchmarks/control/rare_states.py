@@ -13,8 +13,8 @@ densities of every coordinate, at its 0.05, 0.5 and 0.95 quantiles. What is meas
 returned by default, with nothing left out.
 
 ``true`` : mean square error of the plain estimate over that of this one, the median over cells:
-    quantities, or points
-    of them. ``ratio`` : of the reported over the true gain, the median over the cells that gain
+    quantities, or points of them. ``ratio`` : of the reported over the true gain, the median over
+    the cells that gain
         more than 1.5.
 ``z²`` : mean of ((estimate − truth)/error)², the median over cells; ``worst z²`` the largest of a
     cell, ``at`` which.

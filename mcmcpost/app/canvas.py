@@ -100,9 +100,8 @@ class AbstractDialect(abc.ABC):
     """One backend of arviz-plots.
 
     name : its name in arviz-plots. packages : modules that it needs. home : prefix of the modules
-        that define its
-    targets. size : of a point, in the units of its `scatter`. small : font size of text beside
-        data.
+    that define its targets. size : of a point, in the units of its `scatter`. small : font size of
+    text beside data.
     many_texts : whether its `text` writes several texts in one call. tilted : arguments of tilted
         tick labels.
     behind : arguments that draw a line behind the data.

@@ -283,8 +283,8 @@ def open_sources(
     models : of the traces, one for all of them or one for each in order. given : sampling settings,
         None for the default; stored files take none of them, but a trace the seed of its proposals.
     estimate : that of --path, of ladders; refused where there is none. with_ladder : sample one
-        from a
-        normal fitted to each trace, with these settings. again : estimate although an evidence is
+        from a normal fitted to each trace, with these settings. again : estimate although an
+        evidence is
             stored, as --path,
         --method and --allow-bad-scores ask, and --model for traces.
     stack : keeps what was sampled where anything fails before it is closed.

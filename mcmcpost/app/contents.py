@@ -31,8 +31,8 @@ class PosteriorPart(NamedTuple):
     values : at all draws; of a trace that stayed in its file at evenly spaced ones. size : the
         chains and their draws.
     parameters : d labels of the unconstrained coordinates. divergences : transitions after warm-up,
-        None where they
-    are not recorded. quantiles, intervals : of the integrands, where they are asked for.
+    None where they are not recorded. quantiles, intervals : of the integrands, where they are asked
+    for.
     """
 
     estimate: Estimate

@@ -562,8 +562,7 @@ class Served(NamedTuple):
         without a field.
 
         steps : values of the integrand, as the problem has them, at which each function has a step;
-            infinite where it
-            has fewer. ramps : the steps are those of densities.
+            infinite where it has fewer. ramps : the steps are those of densities.
         """
         values, one = self.problem.values[: self.problem.num_states, self.column], self.marginal
         events = []

@@ -70,8 +70,8 @@ class LinearSystem(NamedTuple):
     draws.
 
     families : from small to large. sizes : columns of the orthonormal basis that each family and
-        those before it span,
-        the constant included. kept : (q,) which controls, after the constant, are no combination of
+        those before it span, the constant included. kept : (q,) which controls, after the constant,
+        are no combination of
             others.
     mix : (1 + q, r) from the constant and the controls to the basis; of more controls than draws
         None, with `rows`.

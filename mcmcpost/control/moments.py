@@ -116,8 +116,7 @@ class Outline(NamedTuple):
 
     sizes : (k,) draws of each fold, by weight.
     participants : (p,) draws that make up the variance of a quantity. num_train : those of the
-        smallest fit without a
-        fold. num_coordinates : d. All as in `Problem`.
+        smallest fit without a fold. num_coordinates : d. All as in `Problem`.
     """
 
     sizes: Float[np.ndarray, " k"]

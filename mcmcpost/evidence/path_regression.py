@@ -111,8 +111,7 @@ class PathFit(NamedTuple):
     of a `Family`.
 
     mean : (k, g) μ(t); level zero is the plain weighted mean. ess : (k,) Kish's effective number of
-        the weighted
-    draws. variance_ratio : (k, g) weighted Var ℓ over that of the held-out residual.
+    the weighted draws. variance_ratio : (k, g) weighted Var ℓ over that of the held-out residual.
     integral : (g,) ∫μ dt on all draws. crossfit : (g,) the same of the residuals r of draws held
         out of their fits.
     deleted : (b, g) the integral without each block. influence : (n, g) of each draw on `crossfit`,

@@ -402,8 +402,7 @@ class IterationState(NamedTuple):
 
     weights : (n,), v = Cy. residual : (n,), y − (K + σ²I)v.
     directions : (n, i), D, conjugate: Dᵀ(K + σ²I)D = I; columns not reached yet, and those of
-        actions that depended on
-        earlier ones, are zero. images : (n, i), (K + σ²I)D.
+        actions that depended on earlier ones, are zero. images : (n, i), (K + σ²I)D.
     step : actions taken. rank : those that were independent.
     """
 

@@ -274,9 +274,8 @@ class SplitPrediction(NamedTuple):
     """The posterior with its variance in two parts.
 
     mean : (n,). mathematical : (n,), the variance of the exact posterior, from limited data.
-        computational : (n,), the
-    additional variance from limited computation. combined : (n,), their sum, the variance of
-        `predict`.
+    computational : (n,), the additional variance from limited computation. combined : (n,), their
+    sum, the variance of `predict`.
     """
 
     mean: Float[np.ndarray, " n"]

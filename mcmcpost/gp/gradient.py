@@ -83,9 +83,8 @@ class FittedGradientGP:
     """A process conditioned on data.
 
     kernel, noise : used. mean : the prior mean, None for zero. constant : of the prior mean of
-        values, by generalised
-    least squares; zero without values. X : (n, d). solution : of the solve, with its status and
-    cost.
+    values, by generalised least squares; zero without values. X : (n, d). solution : of the solve,
+    with its status and cost.
     log_marginal_likelihood : of the data, None where the system is too large to factorise.
     num_evaluations : of the likelihood while tuning.
     """

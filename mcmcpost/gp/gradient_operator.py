@@ -167,8 +167,7 @@ class GradientGram(eqx.Module):
     first.
 
     points : (n, d) white. terms : the profile between them. noise : σ², of every white observation.
-        with_values :
-    whether the values at the points are observed too.
+    with_values : whether the values at the points are observed too.
     """
 
     points: Float[Array, "n d"]

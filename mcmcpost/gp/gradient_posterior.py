@@ -83,8 +83,7 @@ class ProjectedFactor(NamedTuple):
         coordinates.
     outside : (n, n) factor of A₁ + σ²I, the system of each of the d − q other directions.
     nugget : the larger of the two multiples of the identity that factorisation had to add; raised :
-        whether it is
-    above its floor, 8 eps times the largest diagonal entry.
+    whether it is above its floor, 8 eps times the largest diagonal entry.
     """
 
     basis: Float[Array, "d q"] | None
@@ -103,8 +102,7 @@ class Conditional(NamedTuple):
     BBᵀ) on gradients.
 
     inside : (1 + k, 1 + k). outside : scalar. basis : (d, k) orthonormal, its last column zero
-        where the point lies in
-    the span of the data.
+    where the point lies in the span of the data.
     """
 
     inside: Float[Array, "e e"]

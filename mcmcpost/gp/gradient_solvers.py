@@ -34,9 +34,8 @@ class GradientSolution(NamedTuple):
     """Weights of the representation of the posterior mean, and what they cost.
 
     value : (n, w) white. residual : relative, ‖b − Kv‖/‖b‖, by one product after the solve.
-        converged : whether it is
-    within the solver's tolerance. num_products : structured products made. order : of the largest
-        matrix factorised.
+    converged : whether it is within the solver's tolerance. num_products : structured products
+    made. order : of the largest matrix factorised.
     nugget : multiple of the identity that a Cholesky factorisation added; raised : whether above
         its floor at rounding.
     """
@@ -169,12 +168,10 @@ class GradientCG(AbstractGradientSolver):
     """Conjugate gradients on structured products: O(n² + nd) memory, no Gram matrix.
 
     rtol : residual relative to the right-hand side. max_steps : budget in products; an unfinished
-        solve is returned
-    with ``converged`` false. project : in the span of the points, where d > n. precondition : by A₁
-        ⊗ I (and κ for
-    values), which cuts products 4–13× on trajectories and costs twice as much per product; None
-    does so where the points are clustered: half of them have a neighbour of A₁ correlation above
-    `CLUSTERED`.
+    solve is returned with ``converged`` false. project : in the span of the points, where d > n.
+    precondition : by A₁ ⊗ I (and κ for values), which cuts products 4–13× on trajectories and costs
+    twice as much per product; None does so where the points are clustered: half of them have a
+    neighbour of A₁ correlation above `CLUSTERED`.
     """
 
     rtol: float = 1e-8

@@ -41,8 +41,7 @@ class AbstractBelief(eqx.Module):
     """A Gaussian belief over a symmetric matrix M with prior mean γI, conditioned on MU = V.
 
     own_metric : whether the prior covariance is Λ ⊗ Λ with Λ the matrix itself, of which only ΛU =
-        V is needed: steps
-    are then those of conjugate gradients. Otherwise Λ = I, the paper's choice.
+    V is needed: steps are then those of conjugate gradients. Otherwise Λ = I, the paper's choice.
     """
 
     own_metric: bool = True

@@ -105,9 +105,8 @@ class FittedSurrogate(NamedTuple):
     up to a constant.
 
     centre, scale : (d,). precision, slope : S (d, d) and b (d,) of the quadratic. projection,
-        offset : P (q, d) and
-    o (q,), into the white coordinates of the process. points, weights : (m, q), its training points
-    and solution.
+    offset : P (q, d) and o (q,), into the white coordinates of the process. points, weights : (m,
+    q), its training points and solution.
     height : γ. profile : of its kernel.
     """
 

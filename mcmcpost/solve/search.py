@@ -268,8 +268,7 @@ class TrainingRecord(NamedTuple):
     history : (e,) loss of every evaluation, in order, inf where it was not finite. num_steps :
         accepted steps.
     rejected : evaluations that were not finite or exploded, and were taken back. seconds : wall
-        clock, compilation
-    included.
+    clock, compilation included.
     """
 
     status: TrainingStatus
@@ -423,8 +422,7 @@ class Adam(AbstractOptimiser):
     """Adam with a rate that falls linearly; a step that explodes is taken back and the rate halved.
 
     rate : at the start. final : the rate at the end, relative to that at the start. max_steps :
-        steps, each with one
-    evaluation; the start is evaluated too. max_seconds : checked after each.
+    steps, each with one evaluation; the start is evaluated too. max_seconds : checked after each.
     """
 
     rate: float = 0.1

@@ -442,8 +442,7 @@ class KernelFamily(eqx.Module):
     """g_t = Σ_j B_{t t_j} k₀(·, x_j) θ_j, one coefficient a draw.
 
     kernel : on standardised coordinates. covariance : (T, T) B, where training starts or, by
-        default, stays; identity
-    where None.
+    default, stays; identity where None.
     """
 
     kernel: AbstractKernel

@@ -42,8 +42,8 @@ class Drawn(NamedTuple):
     """What a target holds, in the words of no backend.
 
     points : name in the legend to x and y. lines : colour, x, y. bars : row to end and whether it
-        is filled. words :
-    text to places. rows, columns : ticks to text as a reader sees it. across, down : limits.
+    is filled. words : text to places. rows, columns : ticks to text as a reader sees it. across,
+    down : limits.
     """
 
     points: dict

@@ -411,8 +411,7 @@ class Sums(NamedTuple):
     """The sums over some draws of chains of one length.
 
     fold : the first of which there are moments; zero of all draws. moments : of folds, for each set
-        of controls that a
-        fit has, as in `Features.sets`. chains : of runs.
+        of controls that a fit has, as in `Features.sets`. chains : of runs.
     low, high : (p,) the range of each quantity. missing : (p,) draws at which it is not finite.
     """
 
