@@ -139,7 +139,8 @@ class Auto(AbstractControlVariate):
        linear fit there. It is fitted on at most 1,600 states; of more than 1,000, another on 1,000,
        of the integrands to which lengthscales of their own are worth much (`OwnGridREML`) and whose
        chains do not mix slowly. Up to 500 states, and in up to three dimensions, also the kernel
-       alone: either error sees the other's estimate (`crossfit_both`).
+       alone: either error sees the other's estimate (`crossfit_both`), and both see that of the
+       linear fit.
 
     Of weighted draws the effective number counts, and the second kernel is not tried. A richer
     method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made
@@ -419,7 +420,7 @@ def _beside(problem: Problem, fit: FoldFit, linear: FoldFit) -> Float[np.ndarray
     """Return the doubt of a kernel's fit, with the distance that a linear fit does not explain.
 
     What is beyond the draws a kernel says by its lengthscale, and polynomials by their form: of
-    2,000 draws of an inverse gamma variance with shape 4 the mean of its square was up to nine of
+    2,000 draws of an inverse gamma variance with shape 4 the mean of its square was up to eight of
     the kernel's errors off, and within one of theirs.
     """
     fitted = np.array([status is not Status.PLAIN for status in linear.status])

@@ -258,8 +258,8 @@ def cut_off(trace: Trace) -> Finding | None:
     for j in range(d):
         x, s = trace.draws[..., j], trace.scores[..., j]
         # The largest of slow chains are of one excursion, and near each other for that: all draws
-        # promise more beyond than independent ones. Most coordinates end here, without an effective
-        # size, which takes most of the time.
+        # promise more beyond than independent ones, as a rule, hence half the limit. Most
+        # coordinates end here, without an effective size, which takes most of the time.
         if all(end.beyond <= limit / 2 for end in _ends(x, s)):
             continue
         square = (x[..., None] - x.mean()) ** 2

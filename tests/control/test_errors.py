@@ -463,7 +463,7 @@ def test_few_draws_have_four_folds(draws, folds):
 def test_a_kernel_does_not_say_what_is_beyond_the_draws(seed):
     """The mean square of a variance with 2,000 draws of its posterior, an inverse gamma.
 
-    A semi-exact fit alone is more than seven of its errors off on each of these samples.
+    A semi-exact fit alone is more than six of its errors off on each of these samples.
     """
     shape, rate = 4.0, 3.0
     log_variance = np.log(rate / np.random.default_rng(seed).gamma(shape, size=(4, 500)))[..., None]
