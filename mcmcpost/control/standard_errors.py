@@ -5,6 +5,7 @@ What is reported of an integrand depends on its fit and on its plain mean.
 """
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -113,33 +114,20 @@ def refit_variance(
     """
     share, size = outline.participants / outline.total, outline.sizes / outline.total
     few = are_few(outline.total, outline.num_coordinates)
-    halves, quarters = Subsets.of(len(size))
-    without_fold = ~np.eye(len(size), dtype=bool)
-
-    def variance(
-        means: Float[Array | np.ndarray, "s p"],
-        kept: Bool[np.ndarray, "s k"],
-        rate: Float[np.ndarray, " p"],
-    ) -> Float[np.ndarray, " p"]:
-        # ρ^(−2a) − 1 of section 2, Errors: by how much a fit on a share ρ deviates, over V.
-        factor = (kept @ size)[:, None] ** (-2 * rate) - 1
-        squares = (means - mean) ** 2 / factor
-        # Fits that were not made are NaN, and out of the mean.
-        known = np.isfinite(squares)
-        return np.where(known, squares, 0.0).sum(axis=0) / np.where(
-            known.any(axis=0), known.sum(axis=0), np.nan
-        )
+    halves, quarters = (kept @ size for kept in Subsets.of(len(size)))
+    others = size.sum() - size
+    deviation = partial(_mean_deviation, mean)
 
     low, high = GROWING
     slow = np.full(len(mean), 0.5)
     if few:
-        return variance(refits.without_fold, without_fold, slow)
+        return deviation(refits.without_fold, others, slow)
     with np.errstate(invalid="ignore", divide="ignore"):
         # At a = ½ the factors are 3 on quarters and 1 on halves: times 3 it is the ratio of
         # deviations, which is 4^a + 1; at least 2 inside the logarithm keeps a at ½ or above.
-        of_quarters = 3 * variance(refits.quarters, quarters, slow)
+        of_quarters = 3 * deviation(refits.quarters, quarters, slow)
         rate = 0.5 * np.log2(
-            np.maximum(of_quarters / variance(refits.halves, halves, slow) - 1, 2.0)
+            np.maximum(of_quarters / deviation(refits.halves, halves, slow) - 1, 2.0)
         )
         # Values have unit variance, so that a plain mean of independent draws has the variance
         # 1/total.
@@ -151,12 +139,29 @@ def refit_variance(
     fastest = 0.5 + (FASTEST - 0.5) * np.clip((share - low) / (high - low), 0.0, 1.0) * converged
     rate = np.where(np.isfinite(rate), np.minimum(rate, fastest), 0.5)
     on_halves, on_quarters = (
-        variance(refits.halves, halves, rate),
-        variance(refits.quarters, quarters, rate),
+        deviation(refits.halves, halves, rate),
+        deviation(refits.quarters, quarters, rate),
     )
     # Halves and quarters share draws with each other: their mean, not their sum.
     on_parts = np.where(np.isfinite(on_quarters), (on_halves + on_quarters) / 2, on_halves)
-    return np.fmax(variance(refits.without_fold, without_fold, rate), on_parts)
+    return np.fmax(deviation(refits.without_fold, others, rate), on_parts)
+
+
+def _mean_deviation(
+    mean: Float[np.ndarray, " p"],
+    means: Float[Array | np.ndarray, "s p"],
+    shares: Float[np.ndarray, " s"],
+    rate: Float[np.ndarray, " p"],
+) -> Float[np.ndarray, " p"]:
+    """Return the mean over refits of their squared deviations from `mean`, each divided by
+    ρ^(−2a) − 1: by how much a fit on a share ρ of the draws deviates, over the variance of the
+    whole one (mathematics, section 2, Errors)."""
+    squares = (means - mean) ** 2 / (shares[:, None] ** (-2 * rate) - 1)
+    # Fits that were not made are NaN, and out of the mean.
+    known = np.isfinite(squares)
+    return np.where(known, squares, 0.0).sum(axis=0) / np.where(
+        known.any(axis=0), known.sum(axis=0), np.nan
+    )
 
 
 def judged_variance(problem: Problem, fit: FoldFit) -> Float[np.ndarray, " p"]:

@@ -7,7 +7,7 @@ is, whatever the dimension (docs/mathematics.md section 2).
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import comb
@@ -56,7 +56,7 @@ class Field(NamedTuple):
 
     def splines_between(self, knots: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m q"]:
         """Return the same of splines with these knots."""
-        values, slopes = spline_basis(knots)(self.value)
+        values, slopes = spline_basis(knots, self.value)
         return slopes * self.along[:, None] + values * self.control[:, None]
 
     def conditional(
@@ -157,7 +157,7 @@ class Conditional(NamedTuple):
         real = counts > 0
         shares, knots = counts[real] / counts.sum(), knots_of(field.value[real], inner_knots)
         design, root, along = (
-            spline_basis(knots)(field.value[real])[0],
+            spline_basis(knots, field.value[real])[0],
             np.sqrt(shares),
             field.along[real],
         )
@@ -182,7 +182,7 @@ class Conditional(NamedTuple):
 
     def basis(self, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, "t q"]:
         """Return the splines."""
-        return spline_basis(self.knots)(h)[0]
+        return spline_basis(self.knots, h)[0]
 
 
 class Normal(NamedTuple):
@@ -218,20 +218,15 @@ def knots_of(h: Float[np.ndarray, " m"], inner_knots: int = KNOTS) -> Float[np.n
 
 
 def spline_basis(
-    knots: Float[np.ndarray, " t"],
-) -> Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]]:
-    """Return a function to cubic B-splines and their derivatives, which are straight beyond the
+    knots: Float[np.ndarray, " t"], points: Float[np.ndarray, " n"]
+) -> tuple[Float[np.ndarray, "n k"], Float[np.ndarray, "n k"]]:
+    """Return cubic B-splines at points and their derivatives, which are straight beyond the
     outermost knots."""
-    low, high = knots[0], knots[-1]
     spline, derivative = _splines(tuple(knots.tolist()))
-
-    def evaluated(points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # A cubic beyond the last knot would grow as t³ where there is hardly a draw.
-        inside = np.clip(points, low, high)
-        slopes = derivative(inside)
-        return spline(inside) + slopes * (points - inside)[:, None], slopes
-
-    return evaluated
+    # A cubic beyond the last knot would grow as t³ where there is hardly a draw.
+    inside = np.clip(points, knots[0], knots[-1])
+    slopes = derivative(inside)
+    return spline(inside) + slopes * (points - inside)[:, None], slopes
 
 
 @lru_cache(maxsize=512)  # the same ones are evaluated at block after block of draws
