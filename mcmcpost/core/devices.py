@@ -69,12 +69,12 @@ def map_rows(
             range(steps), desc=progress, disable=no_bar(progress is not None), leave=False
         ):
             index = mine[np.minimum(np.arange(step * block, (step + 1) * block), len(mine) - 1)]
-            found = vectorised(
+            block_values = vectorised(
                 jax.tree.map(lambda leaf, index=index: over_devices(leaf[index]), rows)
             )
-            parts.append(jax.tree.map(np.asarray, found))
-        own = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(mine)], *parts)
-        return gather_rows(own, size)
+            parts.append(jax.tree.map(np.asarray, block_values))
+        local = jax.tree.map(lambda *leaves: np.concatenate(leaves)[: len(mine)], *parts)
+        return gather_rows(local, size)
 
     return in_either_precision(run)
 
@@ -97,7 +97,7 @@ def own_rows(size: int) -> Int[np.ndarray, " r"]:
     return np.minimum(np.arange(share) + jax.process_index() * share, size - 1)
 
 
-def gather_rows(own: Any, size: int, *, axis: int = 0) -> Any:
+def gather_rows(local: Any, size: int, *, axis: int = 0) -> Any:
     """Return all rows, in every process, of a pytree of arrays of the rows `own_rows` along an
     axis.
 
@@ -111,7 +111,7 @@ def gather_rows(own: Any, size: int, *, axis: int = 0) -> Any:
             array = np.concatenate(multihost_utils.process_allgather(array), axis)
         return array[(slice(None),) * axis + (slice(size),)]
 
-    return jax.tree.map(whole, own)
+    return jax.tree.map(whole, local)
 
 
 def is_first_process() -> bool:

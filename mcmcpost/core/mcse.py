@@ -70,14 +70,16 @@ class Weights(NamedTuple):
         points: it is w(f − m) − Σ_{later} w(f − m)/K. Dead points are a Poisson process in the log
         volume, so that squares of these make the error, that of the volumes included.
         """
-        own = self.values.reshape(self.values.shape + (1,) * (series.ndim - 2)) * (
+        deviations = self.values.reshape(self.values.shape + (1,) * (series.ndim - 2)) * (
             series - self.mean(series)
         )
         if self.num_live is None:
-            return own
+            return deviations
         # Σ over later draws, as the reversed cumulative sum less the draw itself.
-        later = np.flip(np.cumsum(np.flip(own, axis=1), axis=1), axis=1) - own
-        return own - later / self.num_live.reshape(self.num_live.shape + (1,) * (series.ndim - 2))
+        later = np.flip(np.cumsum(np.flip(deviations, axis=1), axis=1), axis=1) - deviations
+        return deviations - later / self.num_live.reshape(
+            self.num_live.shape + (1,) * (series.ndim - 2)
+        )
 
     def representative(self) -> Int[np.ndarray, " m"]:
         """Return positions, chains concatenated, of draws that are nearly a sample of equal
@@ -233,8 +235,8 @@ def mcse_mean(
     c, n = series.shape[:2]
     columns = series.reshape(c, n, -1)
     error = np.empty(columns.shape[-1])
-    for some in in_blocks(len(error), c * n):
-        error[some] = _mcse_mean(columns[..., some])
+    for columns_of_block in in_blocks(len(error), c * n):
+        error[columns_of_block] = _mcse_mean(columns[..., columns_of_block])
     return error.reshape(series.shape[2:])
 
 
@@ -284,9 +286,9 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
 
     size = series.shape[0] * series.shape[1]
     tail = tail_draws(size)
-    found = np.full(series.shape[-1], -np.inf)
+    khat = np.full(series.shape[-1], -np.inf)
     if tail < 5:
-        return found
+        return khat
     ordered = np.sort(series.reshape(size, -1), axis=0)
     for side, varies in (
         ("left", ordered[0] < ordered[tail - 1]),
@@ -294,11 +296,11 @@ def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     ):
         for j in np.flatnonzero(varies):
             with np.errstate(invalid="ignore", divide="ignore"):  # of the few values of an event
-                own = array_stats.pareto_khat(
+                of_side = array_stats.pareto_khat(
                     series[..., j], chain_axis=0, draw_axis=1, r_eff=1.0, tail=side
                 )
-            found[j] = np.fmax(found[j], own)
-    return found
+            khat[j] = np.fmax(khat[j], of_side)
+    return khat
 
 
 def participants(

@@ -181,8 +181,8 @@ def digits_of_text(values: Float[np.ndarray, "..."]) -> int | None:
     digits of the text.
     """
     flat = values.reshape(-1)
-    some = flat[np.linspace(0, flat.size - 1, min(flat.size, 200)).astype(int)]
-    mantissas = (np.format_float_scientific(x, trim="-").partition("e")[0] for x in some)
+    subset = flat[np.linspace(0, flat.size - 1, min(flat.size, 200)).astype(int)]
+    mantissas = (np.format_float_scientific(x, trim="-").partition("e")[0] for x in subset)
     most = max(sum(letter.isdigit() for letter in mantissa) for mantissa in mantissas)
     return most if most <= TEXT_DIGITS else None
 

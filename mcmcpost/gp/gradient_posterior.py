@@ -175,21 +175,24 @@ def conditional(
         basis, here, points = jnp.eye(d, dtype=x.dtype), x, gram.points
     else:
         within = factor.basis.T @ x
-        rest = x - factor.basis @ within
+        remainder = x - factor.basis @ within
         # Once more: near the span the first projection leaves rounding of the size of what is left.
-        rest = rest - factor.basis @ (factor.basis.T @ rest)
-        length = jnp.linalg.norm(rest)
+        remainder = remainder - factor.basis @ (factor.basis.T @ remainder)
+        length = jnp.linalg.norm(remainder)
         # A point in the span has no direction of its own; normalised rounding would be an arbitrary
         # one.
-        apart = length > 8 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(x)
-        direction = jnp.where(apart, rest / jnp.where(apart, length, 1), 0)
+        outside_span = length > 8 * jnp.finfo(x.dtype).eps * jnp.linalg.norm(x)
+        direction = jnp.where(outside_span, remainder / jnp.where(outside_span, length, 1), 0)
         basis = jnp.concatenate([factor.basis, direction[:, None]], axis=1)
-        here = jnp.append(within, jnp.where(apart, length, 0))
+        here = jnp.append(within, jnp.where(outside_span, length, 0))
         # Data lie in the span, so that their coordinate along the new direction is zero.
         points = jnp.pad(gram.points @ factor.basis, ((0, 0), (0, 1)))
     q = basis.shape[1] - (factor.basis is not None)
-    terms, own = profile.terms(x[None], gram.points), profile.terms(x[None], x[None], same=True)
-    prior = cross_blocks(profile.stationary, own, here[None], here[None])[0, :, 0]
+    terms, at_point = (
+        profile.terms(x[None], gram.points),
+        profile.terms(x[None], x[None], same=True),
+    )
+    prior = cross_blocks(profile.stationary, at_point, here[None], here[None])[0, :, 0]
     cross = cross_blocks(profile.stationary, terms, here[None], points)[0]
     # Gradients of the data in the q directions, and their values if observed, are in the dense
     # part.
@@ -202,7 +205,7 @@ def conditional(
         # Along e the rank-one terms of x act too, but the data's system is that of A₁ + σ²I.
         across = solve_triangular(factor.outside, cross[:, :, -1].T, lower=True)
         inside = inside - across.T @ across
-    return Conditional(inside, own.first[0, 0] - aside @ aside, basis)
+    return Conditional(inside, at_point.first[0, 0] - aside @ aside, basis)
 
 
 def joint_samples(
@@ -225,13 +228,13 @@ def joint_samples(
     whole = jnp.eye(d, dtype=new.dtype) if basis is None else basis
     data, here = gram.project(whole), new @ whole
     first = 1 - gram.with_values
-    terms, own = profile.terms(new, gram.points), profile.terms(new, new, same=True)
+    terms, among_new = profile.terms(new, gram.points), profile.terms(new, new, same=True)
     e = 1 + here.shape[1]
     inner = floored_cholesky(data.dense()).lower
     cross = cross_blocks(profile.stationary, terms, here, data.points)[:, :, :, first:].reshape(
         m * e, -1
     )
-    prior = cross_blocks(profile.stationary, own, here, here).reshape(m * e, m * e)
+    prior = cross_blocks(profile.stationary, among_new, here, here).reshape(m * e, m * e)
     half = solve_triangular(inner, cross.T, lower=True)
     gradients = right[:, right.shape[1] - d :]
     observed = jnp.concatenate([right[:, : right.shape[1] - d], gradients @ whole], axis=1)
@@ -247,7 +250,9 @@ def joint_samples(
     if basis is not None:
         outer = floored_cholesky(outside_matrix(gram)).lower
         half = solve_triangular(outer, terms.first.T, lower=True)
-        rows = sampling_factor(own.first - half.T @ half, jnp.max(jnp.diagonal(own.first)))
+        rows = sampling_factor(
+            among_new.first - half.T @ half, jnp.max(jnp.diagonal(among_new.first))
+        )
         # Matrix normal: rows (m, m) correlate points, the d directions are independent.
         noise = jnp.einsum(
             "ij,sjd->sid", rows, jax.random.normal(across_key, (num_samples, m, d), new.dtype)
@@ -468,8 +473,8 @@ def tune_gradient_kernel(
             "GradientGP: expected a finite marginal likelihood at the starting kernel, got "
             "none. Raise `noise` or pass a kernel with a shorter lengthscale."
         )
-    found = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(best.x)))
-    return GradientTuned(found.kernel, float(found.noise), best.num_evaluations)
+    best_parameters = jax.tree.map(np.asarray, packing.unpack(jnp.asarray(best.x)))
+    return GradientTuned(best_parameters.kernel, float(best_parameters.noise), best.num_evaluations)
 
 
 def _tuning_points(stationary: bool, n: int, d: int, *, with_values: bool) -> int:

@@ -413,19 +413,21 @@ class IterativeGP(eqx.Module):
         # The subsets have a key of their own, so that the probes are the same with and without
         # them.
         subset_key, fit_key = jax.random.split(key)
-        found: LikelihoodFit | None = None
+        likelihood_fit: LikelihoodFit | None = None
         if self.optimise:
             if self.subset_start is not None:
                 kernel, noise = start_on_subsets(
                     kernel, noise, X, y, self.subset_start, self._scale, subset_key
                 )
-            found = self._search(kernel, noise, X, y, solver, fit_key)
+            likelihood_fit = self._search(kernel, noise, X, y, solver, fit_key)
             kernel, noise = (
-                jax.tree.map(lambda leaf: np.asarray(leaf, float), found.kernel),
-                found.noise,
+                jax.tree.map(lambda leaf: np.asarray(leaf, float), likelihood_fit.kernel),
+                likelihood_fit.noise,
             )
-            info["history"] = {name: values.tolist() for name, values in found.history.items()}
-        fitted = self._condition(training, kernel, noise, solver, fit_key, found, info)
+            info["history"] = {
+                name: values.tolist() for name, values in likelihood_fit.history.items()
+            }
+        fitted = self._condition(training, kernel, noise, solver, fit_key, likelihood_fit, info)
         # Only a solver that was chosen here is replaced; one that the user named is kept and warned
         # of.
         if (
@@ -485,7 +487,7 @@ class IterativeGP(eqx.Module):
         noise: float,
         solver: Solver,
         key: jax.Array,
-        found: LikelihoodFit | None,
+        likelihood_fit: LikelihoodFit | None,
         info: dict[str, Any],
     ) -> FittedIterativeGP:
         """Solve for the mean and the samples at the final parameters."""
@@ -515,13 +517,13 @@ class IterativeGP(eqx.Module):
             }
         else:
             initial = None
-            if found is not None and found.solved is not None:
+            if likelihood_fit is not None and likelihood_fit.solved is not None:
                 # A guess for y whatever the probes; solutions of other probes say nothing of these.
-                initial = jnp.zeros_like(right).at[:, 0].set(found.solved[:, 0])
+                initial = jnp.zeros_like(right).at[:, 0].set(likelihood_fit.solved[:, 0])
                 # A search in single precision drew its probes in that precision: they are not these
                 # samples.
                 if sampler == self._estimator(kernel) and self.precision == "float64":
-                    initial = jnp.asarray(found.solved)  # of these very samples
+                    initial = jnp.asarray(likelihood_fit.solved)  # of these very samples
             system = Regularised(kernel_operator(kernel, X), jnp.asarray(noise))
             solution = solve(system, right, solver, initial=initial, probes=probes, key=solver_key)
             solved = solution.value
@@ -530,7 +532,7 @@ class IterativeGP(eqx.Module):
                 "residual": float(solution.residual_norms[0]),
                 "probe_residual": float(jnp.mean(solution.residual_norms[1:])) if probes else 0.0,
                 "epochs": float(solution.epochs)
-                + float(np.sum(found.history["epochs"]) if found else 0.0),
+                + float(np.sum(likelihood_fit.history["epochs"]) if likelihood_fit else 0.0),
             }
         weights = np.asarray(solved)
         dense = None if factor is None else np.asarray(factor)

@@ -92,9 +92,11 @@ def secants(memory: Memory) -> Secants:
     usable = along > CURVATURE * jnp.linalg.norm(S, axis=1) * jnp.linalg.norm(Y, axis=1)
     S, Y = jnp.where(usable[:, None], S, 0), jnp.where(usable[:, None], Y, 0)
     newest = len(S) - 1 - jnp.argmax(usable[::-1])
-    found = usable[newest]
+    any_usable = usable[newest]
     # γ = sᵀy/yᵀy, the usual scale of L-BFGS; one before the first pair.
-    scale = jnp.where(found, along[newest] / jnp.where(found, jnp.sum(Y[newest] ** 2), 1), 1)
+    scale = jnp.where(
+        any_usable, along[newest] / jnp.where(any_usable, jnp.sum(Y[newest] ** 2), 1), 1
+    )
     return Secants(S, Y, usable, scale)
 
 

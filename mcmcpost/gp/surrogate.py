@@ -147,8 +147,8 @@ def relative_error(
 
     kept : (n,) one for the points to use, zero for the others.
     """
-    found = jax.lax.map(lambda x: surrogate.evaluate(x).gradient, points, batch_size=256)
-    square = jnp.sum(((found - gradients) * surrogate.scale[None]) ** 2, axis=1) @ kept
+    predicted = jax.lax.map(lambda x: surrogate.evaluate(x).gradient, points, batch_size=256)
+    square = jnp.sum(((predicted - gradients) * surrogate.scale[None]) ** 2, axis=1) @ kept
     size = jnp.sum((gradients * surrogate.scale[None]) ** 2, axis=1) @ kept
     # 0/0 without held-out points is NaN, and as infinity declines the surrogate.
     error = jnp.sqrt(square / size)
@@ -225,8 +225,8 @@ def farthest_points(
 
     # Points that are not kept are at −∞, and `minimum` leaves them there: they are never chosen.
     start = jnp.where(kept > 0, distance(first), -jnp.inf)
-    rest = jax.lax.scan(choose, start, None, length=number - 1)[1]
-    return jnp.concatenate([first[None], rest])
+    others = jax.lax.scan(choose, start, None, length=number - 1)[1]
+    return jnp.concatenate([first[None], others])
 
 
 def tune(

@@ -289,12 +289,12 @@ class SurrogateHMC:
         single = _is_one_key(state.rng_key)
         batch = with_chains(state) if single else state
         target = self._target(batch.z, model_args, model_kwargs or {})
-        found = jax.vmap(lambda z: target.evaluate(ravel_pytree(z)[0]))(batch.z)
+        evaluations = jax.vmap(lambda z: target.evaluate(ravel_pytree(z)[0]))(batch.z)
         # The surrogate and its test are of the warm-up and stay; only what belongs to z is computed
         # again.
         new = batch._replace(
-            potential_energy=found.energy,
-            true_gradient=found.gradient,
+            potential_energy=evaluations.energy,
+            true_gradient=evaluations.gradient,
             **true_counts(batch, 1, 1, state.i < self._sample_fn.num_warmup),
         )
         return without_chains(new) if single else new

@@ -205,8 +205,8 @@ def evaluate_at(
     """Evaluate both terms of the target at draws (..., d), in 64 bits and over all devices."""
     lead, d = draws.shape[:-1], draws.shape[-1]
     flat = np.asarray(draws, np.float64).reshape(-1, d)
-    found = map_rows(_evaluation(target, forward_mode), flat)
-    return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), found)
+    evaluations = map_rows(_evaluation(target, forward_mode), flat)
+    return jax.tree.map(lambda array: array.reshape(*lead, *array.shape[1:]), evaluations)
 
 
 @lru_cache(maxsize=4)
@@ -333,9 +333,9 @@ def make_program(target: TemperedTarget, kernel: HamiltonianKernel, plan: Plan) 
         parity = iteration // plan.exchange % 2
         moved, accepted, proposed = _swap(plan, swap_key, parity, levels, positions, partner)
         # `moved` is of all lanes, the state of those of this process.
-        own = jax.tree.map(lambda row: row[lane], moved)
+        local = jax.tree.map(lambda row: row[lane], moved)
         return Exchanged(
-            _at_position(state, temperatures, own), _record(state, own), accepted, proposed
+            _at_position(state, temperatures, local), _record(state, local), accepted, proposed
         )
 
     return Program(jax.jit(functions.init), jax.jit(advance), jax.jit(exchange))

@@ -114,13 +114,13 @@ def place_rungs(
     target : from `reference_target`.
     """
     # Evenly spaced, so that every chain and its whole length take part.
-    some = draws[np.linspace(0, len(draws) - 1, min(NUM_PLACING, len(draws))).astype(int)]
-    exact = normal.restore(np.asarray(jax.random.normal(key, some.shape, float)))
-    values = map_rows(target.log_likelihood, np.concatenate([some, exact]))
+    subset = draws[np.linspace(0, len(draws) - 1, min(NUM_PLACING, len(draws))).astype(int)]
+    exact = normal.restore(np.asarray(jax.random.normal(key, subset.shape, float)))
+    values = map_rows(target.log_likelihood, np.concatenate([subset, exact]))
     # Draws of the reference may leave the model's support, where a density may be NaN: they count
     # as impossible.
     values = np.where(np.isnan(values) | (values == np.inf), -np.inf, values)
-    at_draws, at_exact = values[: len(some)], values[len(some) :]
+    at_draws, at_exact = values[: len(subset)], values[len(subset) :]
     inside = at_draws[np.isfinite(at_draws)]
     if not len(inside):
         cure = "Pass a trace of this model and of these data."

@@ -368,13 +368,13 @@ class _Lanes(NamedTuple):
     with_prior: bool
     key: jax.Array
 
-    def gather(self, own: Any, axis: int = 0) -> Any:
+    def gather(self, local: Any, axis: int = 0) -> Any:
         """Return what all processes have of their lanes, along an axis of arrays."""
         number = self.plan.rungs * self.plan.chains
         # Lanes that were repeated to fill the devices are dropped here.
         share = (slice(None),) * axis + (slice(len(own_rows(number))),)
         return gather_rows(
-            jax.tree.map(lambda leaf: np.asarray(leaf)[share], own), number, axis=axis
+            jax.tree.map(lambda leaf: np.asarray(leaf)[share], local), number, axis=axis
         )
 
     def whole(self, state: Any) -> list[np.ndarray]:
@@ -461,11 +461,11 @@ def _initial(
 ) -> tuple[_Lanes, Any]:
     """Return the lanes of this process and their first state."""
     rungs, chains, d = starts.draws.shape
-    own = own_rows(rungs * chains)
+    rows = own_rows(rungs * chains)
     # A sharded axis must divide by the number of devices: the last lane is computed again to fill
     # them.
-    padded = -(-len(own) // jax.local_device_count()) * jax.local_device_count()
-    lane = own[np.minimum(np.arange(padded), len(own) - 1)]
+    padded = -(-len(rows) // jax.local_device_count()) * jax.local_device_count()
+    lane = rows[np.minimum(np.arange(padded), len(rows) - 1)]
     program = make_program(run.target, run.kernel, plan)
     temperatures = over_devices(np.repeat(levels, chains)[lane])
     draws = over_devices(starts.draws.reshape(-1, d)[lane])
@@ -500,26 +500,29 @@ def _advance(
         part = jax.tree.map(lambda leaf, length=stop - begin: np.asarray(leaf)[:length], records)
         decisions = np.zeros((2, stop - begin, pairs, lanes.plan.chains), bool)
         if stop - 1 in swapping:
-            found = _exchange(lanes, state, position, prior, stop - 1)
+            exchanged = _exchange(lanes, state, position, prior, stop - 1)
             # Placed as before: another sharding of the state would compile `advance` a second time.
             state = state._replace(
                 **{
                     name: jax.device_put(leaf, getattr(state, name).sharding)
-                    for name, leaf in found.moved.items()
+                    for name, leaf in exchanged.moved.items()
                 }
             )
             # A swap is part of its iteration: the record has the state after it.
             part = jax.tree.map(
-                lambda rows, last: np.concatenate([rows[:-1], [last]]), part, found.record
+                lambda rows, last: np.concatenate([rows[:-1], [last]]), part, exchanged.record
             )
-            decided = np.stack([found.accepted, found.proposed])
+            decided = np.stack([exchanged.accepted, exchanged.proposed])
             decisions = np.concatenate([decisions[:, :-1], decided[:, None]], axis=1)
         parts.append(part)
         swaps.append(decisions)
         begin = stop
-    own = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
+    local = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)
     accepted, proposed = np.concatenate(swaps, axis=1)
-    return state, lanes.gather(own, axis=1)._asdict() | {"accepted": accepted, "proposed": proposed}
+    return state, lanes.gather(local, axis=1)._asdict() | {
+        "accepted": accepted,
+        "proposed": proposed,
+    }
 
 
 def _exchange(

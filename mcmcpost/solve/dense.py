@@ -245,9 +245,9 @@ def _raise_nugget[Found](
     diagonal, raised = np.diagonal(matrix), matrix.copy()
     for level in nugget * LADDER_STEP ** np.arange(LADDER_LENGTH + 1):
         np.fill_diagonal(raised, diagonal + level * noise)
-        if (found := attempt(raised)) is not None:
+        if (solution := attempt(raised)) is not None:
             break
-    return found, float(level)
+    return solution, float(level)
 
 
 def cholesky_factor(matrix: Float[np.ndarray, "m m"]) -> Float[np.ndarray, "m m"] | None:
@@ -377,10 +377,10 @@ def leave_blocks_out(
             # alike.
             inner = matrix[keep, keep] - across.T @ across
             step = _Eliminated(lower, across, white, *rows)
-            found = visit(kept, inner, columns[keep] - across.T @ white, (*path, step))
-            if found is None:
+            deeper = visit(kept, inner, columns[keep] - across.T @ white, (*path, step))
+            if deeper is None:
                 return None
-            solutions += found
+            solutions += deeper
         return solutions
 
     def attempt(raised: np.ndarray) -> list[LeastSquaresSolution] | None:

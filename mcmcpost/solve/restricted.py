@@ -262,8 +262,8 @@ def _median_squared_distance(draws: Float[np.ndarray, "m d"]) -> float:
     """Return the median of ‖x−y‖² over pairs of at most 1,000 evenly spaced draws."""
     from scipy.spatial.distance import pdist
 
-    some = draws[np.linspace(0, len(draws) - 1, min(len(draws), 1000)).astype(int)]
-    return float(np.median(pdist(some, "sqeuclidean"))) if len(some) > 1 else 1.0
+    subset = draws[np.linspace(0, len(draws) - 1, min(len(draws), 1000)).astype(int)]
+    return float(np.median(pdist(subset, "sqeuclidean"))) if len(subset) > 1 else 1.0
 
 
 @jax.jit

@@ -65,10 +65,10 @@ class AlternatingProjections(AbstractIterativeSolver):
         def factor(block: tuple[Array, Array]) -> Array:
             # Padding gets rows of the identity: the block stays positive definite, and padded rows
             # decouple.
-            some, own = block
-            both = own[:, None] & own[None, :]
+            indices, is_real = block
+            both = is_real[:, None] & is_real[None, :]
             return jnp.linalg.cholesky(
-                jnp.where(both, system.block(some), jnp.eye(size, dtype=system.dtype))
+                jnp.where(both, system.block(indices), jnp.eye(size, dtype=system.dtype))
             )
 
         return _Blocks(rows, real, jax.lax.map(factor, (rows, real)))

@@ -130,14 +130,14 @@ class Packing(eqx.Module):
         )
         chosen, held = eqx.partition(chosen, places)
         self.fixed = eqx.combine(fixed, held)
-        found = jax.tree_util.tree_flatten_with_path(chosen)[0]
+        leaves = jax.tree_util.tree_flatten_with_path(chosen)[0]
         self.scale = Log() if scale is None else scale
         self.structure = jax.tree.structure(chosen)
-        self.shapes = tuple(np.shape(leaf) for _, leaf in found)
+        self.shapes = tuple(np.shape(leaf) for _, leaf in leaves)
         self.is_scaled = self.where(positive)
         self.mixed = not self.is_scaled.all()
-        self.squared = tuple(relative and _field(path) in VARIANCES for path, _ in found)
-        pairs = zip(found, self.squared, strict=True)
+        self.squared = tuple(relative and _field(path) in VARIANCES for path, _ in leaves)
+        pairs = zip(leaves, self.squared, strict=True)
         units = [
             np.ones(np.shape(leaf)) if square else np.asarray(leaf) for (_, leaf), square in pairs
         ]
@@ -357,14 +357,14 @@ class LBFGS(AbstractOptimiser):
         of them."""
         # `_Watch` and not `_watch`: of several starts some may be infinite, which is no error.
         watches = [_Watch(problem) for problem in problems]
-        found = [
+        runs = [
             (index, *self._minimise(watch, problem))
             for index, (watch, problem) in enumerate(zip(watches, problems, strict=True))
             if np.isfinite(watch.lowest)
         ]
-        if not found:
+        if not runs:
             return None
-        index, x, record = min(found, key=lambda run: run[2].objective)
+        index, x, record = min(runs, key=lambda run: run[2].objective)
         gain = watches[index].history[0] - record.objective
         return Minimum(
             record.objective, x, index, gain, sum(len(watch.history) for watch in watches)

@@ -567,8 +567,8 @@ def polynomial_exponents(
         (
             m
             for k in range(1, limit + 1)
-            for own in itertools.combinations(range(d), k)
-            for m in _spread(own, degree)
+            for coordinates in itertools.combinations(range(d), k)
+            for m in _spread(coordinates, degree)
         ),
         key=lambda m: (len(m), m),
     )

@@ -469,10 +469,10 @@ class Regularised(eqx.Module):
         part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
         # A is symmetric, so that columns times U are a cross product with the roles of rows
         # exchanged.
-        some = TileOperator(
+        product = TileOperator(
             self.operator.tile, part, self.operator.diagonal()[indices], block=self.operator.block
         ).cross_matmul(self.operator.rows, U)
-        return some.at[indices].add(self.row_noise[indices][:, None] * U)
+        return product.at[indices].add(self.row_noise[indices][:, None] * U)
 
     def block(self, indices: Int[Array, " b"]) -> Float[Array, "b b"]:
         """Return the principal block of distinct `indices`."""

@@ -71,7 +71,9 @@ class JointEstimate(dict[str, Estimate]):
         task_covariance: Float[np.ndarray, "t t"],
     ) -> None:
         super().__init__(estimates)
-        self.labels = tuple((task, name) for task, part in estimates.items() for name in part.names)
+        self.labels = tuple(
+            (task, name) for task, estimate in estimates.items() for name in estimate.names
+        )
         self.covariance = covariance
         self.task_labels = task_labels
         self.task_covariance = task_covariance
@@ -88,12 +90,12 @@ class JointEstimate(dict[str, Estimate]):
         import pandas
 
         return pandas.concat(
-            {task: part.to_dataframe() for task, part in self.items()}, names=["task"]
+            {task: estimate.to_dataframe() for task, estimate in self.items()}, names=["task"]
         )
 
     def to_json_dict(self) -> dict[str, dict[str, Any]]:
         """Return ``{"tasks": {name: ...}}`` with what `Estimate.to_json_dict` has of each."""
-        return {"tasks": {task: part.to_json_dict() for task, part in self.items()}}
+        return {"tasks": {task: estimate.to_json_dict() for task, estimate in self.items()}}
 
     def to_datatree(self) -> "xarray.DataTree":
         """Return a new tree with the estimates of all tasks in the group `control_variates`.
@@ -110,7 +112,7 @@ class JointEstimate(dict[str, Estimate]):
 
         # Labels must be unique along the dim: a task of several integrands is named with each of
         # them.
-        single = {name: len(part.names) == 1 for name, part in self.items()}
+        single = {name: len(estimate.names) == 1 for name, estimate in self.items()}
 
         def text(labels: tuple[tuple[str, str], ...]) -> np.ndarray:
             return np.array(
@@ -119,11 +121,14 @@ class JointEstimate(dict[str, Estimate]):
 
         parts = list(self.values())
         variables: dict[str, Any] = {
-            name: ("task", np.concatenate([np.asarray(getattr(part, field)) for part in parts]))
+            name: (
+                "task",
+                np.concatenate([np.asarray(getattr(estimate, field)) for estimate in parts]),
+            )
             for name, field in NUMBERS.items()
         }
         for name in ("status", "method"):
-            flat = [str(item) for part in parts for item in getattr(part, name)]
+            flat = [str(item) for estimate in parts for item in getattr(estimate, name)]
             variables[name] = ("task", np.array(flat, dtype=object))
         variables["covariance"] = (("task", "task_bis"), self.covariance)
         coords = {"task": text(self.labels), "task_bis": text(self.labels)}
@@ -135,16 +140,17 @@ class JointEstimate(dict[str, Estimate]):
         # One fit has one set of facts, which each of its estimates repeats.
         attrs = {
             "info": json.dumps(
-                json_able(next((part.info for part in parts if part.info), {})), allow_nan=False
+                json_able(next((estimate.info for estimate in parts if estimate.info), {})),
+                allow_nan=False,
             ),
             "mcmcpost_version": version("mcmcpost"),
         }
         tree = xarray.DataTree()
         tree[GROUP] = xarray.DataTree(xarray.Dataset(variables, coords=coords, attrs=attrs))
-        for number, (name, part) in enumerate(self.items()):
-            own = part.to_datatree()[GROUP].to_dataset()
+        for number, (name, estimate) in enumerate(self.items()):
+            dataset = estimate.to_datatree()[GROUP].to_dataset()
             # By number: names of tasks may hold a slash, which is a path to xarray.
-            tree[f"task_{number}"] = xarray.DataTree(own.assign_attrs(task=name))
+            tree[f"task_{number}"] = xarray.DataTree(dataset.assign_attrs(task=name))
         return tree
 
 
@@ -185,17 +191,17 @@ def estimate_jointly(
         if item.controlled and len(item.sample.columns)
     }
     labels = tuple((name, samples[name].names[j]) for name in traces for j in samples[name].columns)
-    found = _fit_tasks(traces, samples, method, options)
+    task_fits = _fit_tasks(traces, samples, method, options)
     estimates = {
         name: assemble(
             samples[name],
             options._replace(bad_scores=item.bad_scores, verified=item.verified),
-            found.problems.get(name),
-            found.fits.get(name),
+            task_fits.problems.get(name),
+            task_fits.fits.get(name),
         )
         for name, item in inputs.items()
     }
-    covariance = _covariance(estimates, inputs, *_common_error(estimates, found, samples))
+    covariance = _covariance(estimates, inputs, *_common_error(estimates, task_fits, samples))
     units = {name: item.sample.units for name, item in inputs.items()}
     every = np.concatenate(list(units.values()))
     # Errors of 1e200 have a covariance that no number holds: infinite, with finite estimates beside
@@ -203,7 +209,7 @@ def estimate_jointly(
     with np.errstate(over="ignore"):
         covariance = covariance * every[:, None] * every
     estimates = {name: rescaled(estimate, units[name]) for name, estimate in estimates.items()}
-    return JointEstimate(estimates, covariance, labels, found.task_covariance)
+    return JointEstimate(estimates, covariance, labels, task_fits.task_covariance)
 
 
 def check_dimensions(traces: Mapping[str, Trace]) -> None:
@@ -240,7 +246,8 @@ def moving_in_all(traces: Mapping[str, Trace]) -> Bool[np.ndarray, " d"]:
     if (everywhere != somewhere).any():
         place = int(np.argmax(everywhere != somewhere))
         fixed, free = (
-            [name for name, own in moves.items() if own[place] == moved] for moved in (False, True)
+            [name for name, in_task in moves.items() if in_task[place] == moved]
+            for moved in (False, True)
         )
         raise InputError(
             "joint_expectation",
@@ -297,11 +304,14 @@ def _fit_tasks(
             moments=moments,
         )
         whole = method.crossfit(problem)
-        ends = np.cumsum([part.shape[-1] for part in values])
-        columns = [slice(end - part.shape[-1], end) for end, part in zip(ends, values, strict=True)]
+        ends = np.cumsum([task_values.shape[-1] for task_values in values])
+        columns = [
+            slice(end - task_values.shape[-1], end)
+            for end, task_values in zip(ends, values, strict=True)
+        ]
         problems, fits = (
-            [problem.select(own) for own in columns],
-            [whole.select(own) for own in columns],
+            [problem.select(columns_of_task) for columns_of_task in columns],
+            [whole.select(columns_of_task) for columns_of_task in columns],
         )
         model, between = None, np.asarray(whole.info.get("task_covariance", np.eye(ends[-1])))
     else:
@@ -320,7 +330,7 @@ def _fit_tasks(
 
 
 def _common_error(
-    estimates: Mapping[str, Estimate], found: TaskFits, samples: Mapping[str, Sample]
+    estimates: Mapping[str, Estimate], task_fits: TaskFits, samples: Mapping[str, Sample]
 ) -> tuple[Int[np.ndarray, " t"], Float[np.ndarray, "t t"]]:
     """Return where each task of a common fit stands among all P, and the covariance of the errors
     that the fit makes.
@@ -332,30 +342,34 @@ def _common_error(
     """
     # Of shared draws the residual series show how the errors are correlated, and no model is
     # needed.
-    if found.model_covariance is None:
+    if task_fits.model_covariance is None:
         return np.zeros(0, int), np.zeros((0, 0))
-    sd = np.sqrt(np.maximum(np.diagonal(found.model_covariance), 0.0))
+    sd = np.sqrt(np.maximum(np.diagonal(task_fits.model_covariance), 0.0))
     unit = sd[:, None] * sd[None, :]
-    correlation = np.where(unit > 0, found.model_covariance / np.where(unit > 0, unit, 1.0), 0.0)
+    correlation = np.where(
+        unit > 0, task_fits.model_covariance / np.where(unit > 0, unit, 1.0), 0.0
+    )
     rows: list[int] = []
     errors: list[float] = []
     states: list[int] = []
     start = 0
-    for name, part in estimates.items():
-        if name in found.fits:
-            fit, problem = found.fits[name], found.problems[name]
+    for name, estimate in estimates.items():
+        if name in task_fits.fits:
+            fit, problem = task_fits.fits[name], task_fits.problems[name]
             for k, j in enumerate(samples[name].columns):
                 # A task that went back to its plain mean or to its own fit shares no error with the
                 # others.
-                together = part.method[j] == fit.method[k] and not fit.method[k].endswith("alone")
+                together = estimate.method[j] == fit.method[k] and not fit.method[k].endswith(
+                    "alone"
+                )
                 error = float(sd[len(rows)] * problem.scale[k])
                 # The model's error may exceed the one from refits: in 2 of 30 replications of the
                 # South functions it left a correlation of 1 − 1e-8 (docs/results,
                 # vector_valued_south_quadratic).
-                errors.append(min(error, float(part.mcse[j])) if together else 0.0)
+                errors.append(min(error, float(estimate.mcse[j])) if together else 0.0)
                 rows.append(start + int(j))
                 states.append(problem.num_states)
-        start += len(part.names)
+        start += len(estimate.names)
     # The shrinkage that is described above, as a factor for each task, so that the matrix stays
     # positive semidefinite.
     learnt = np.sqrt(1.0 - 1.0 / (np.array(states) + 1.0))
@@ -373,12 +387,14 @@ def _covariance(
 ) -> Float[np.ndarray, "p p"]:
     """Return `between`, the covariance of the common errors, plus that of the rest, by residuals of
     the same draws."""
-    owner = np.repeat(np.arange(len(estimates)), [len(part.names) for part in estimates.values()])
-    mcse = np.concatenate([part.mcse for part in estimates.values()])
+    owner = np.repeat(
+        np.arange(len(estimates)), [len(estimate.names) for estimate in estimates.values()]
+    )
+    mcse = np.concatenate([estimate.mcse for estimate in estimates.values()])
     total = np.zeros((len(mcse), len(mcse)))
     total[np.ix_(index, index)] = between
     # Whatever part the common fit has, the diagonal is mcse² in the end.
-    rest = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
+    own_error = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
     names, left = list(estimates), list(range(len(estimates)))
     while left:
         # Groups of tasks on the same draws: within them residuals correlate, between them draws are
@@ -389,7 +405,7 @@ def _covariance(
         left = [k for k in left if k not in same]
         at = np.concatenate([np.flatnonzero(owner == k) for k in same])
         residuals = np.concatenate([estimates[names[k]].residuals for k in same], axis=-1)
-        total[np.ix_(at, at)] += covariance_of(residuals, rest[at])
+        total[np.ix_(at, at)] += covariance_of(residuals, own_error[at])
     return total
 
 
@@ -467,8 +483,10 @@ def joint_expectation(
         trace, check = gated[id(tree)]
         failed = check.failed
         labels, values, events, _ = integrand_values(tree, integrands)
-        found = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
-        warn_of_convergence(found if new else found._replace(divergences=0, repeated=None))
+        convergence = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
+        warn_of_convergence(
+            convergence if new else convergence._replace(divergences=0, repeated=None)
+        )
         # A constant score or an edge leaves a right plain mean: only other failures make the draws
         # doubtful.
         bad = failed and (allow_bad_scores or check.pattern not in NO_GAIN)

@@ -417,8 +417,8 @@ def _in_chunks(function: Any, count: int) -> Float[Array, " u"]:
     # values are written twice.
     starts = jnp.minimum(jnp.arange(-(-count // size)) * size, count - size)
     index = starts[:, None] + jnp.arange(size)[None]
-    found = jax.lax.map(function, index)
-    return jnp.zeros(count, found.dtype).at[index.ravel()].set(found.ravel())
+    values = jax.lax.map(function, index)
+    return jnp.zeros(count, values.dtype).at[index.ravel()].set(values.ravel())
 
 
 def _task_means(
@@ -550,16 +550,22 @@ class TrainedVectorValued(AbstractControlVariate):
             "task_covariance": between.tolist(),
         }
         fits = []
-        for problem, mine, part in joint.by_problem(control):
+        for problem, mine, control_of_task in joint.by_problem(control):
             if not finite:
                 fits.append(no_control(problem, Status.NOT_CONVERGED, self.label, info))
                 continue
-            mean, refits = mean_of_residuals(problem, part)
+            mean, refits = mean_of_residuals(problem, control_of_task)
             status = Status.CONTROLLED if settled else Status.NOT_CONVERGED
             labels = (self.label,) * len(mine)
             fits.append(
                 FoldFit(
-                    mean, part, refits, np.zeros(len(mine)), (status,) * len(mine), labels, info
+                    mean,
+                    control_of_task,
+                    refits,
+                    np.zeros(len(mine)),
+                    (status,) * len(mine),
+                    labels,
+                    info,
                 )
             )
         return JointFit(tuple(fits), np.zeros((t, t)), between)

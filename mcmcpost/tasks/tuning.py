@@ -143,15 +143,17 @@ def maximise_task_likelihood(
         return TasksTuned(
             _scaled(starts[best.start], draws, scores), nugget, best.value, best.num_evaluations
         )
-    found: TaskParameters = packings[best.start].unpack(jnp.asarray(best.x))
-    between = np.asarray(_covariances(jnp.asarray(found.entries), num_tasks, rank))
+    parameters: TaskParameters = packings[best.start].unpack(jnp.asarray(best.x))
+    between = np.asarray(_covariances(jnp.asarray(parameters.entries), num_tasks, rank))
     # So that proportional tasks stay positive definite to the last digit.
     between = between + ROUNDING * np.trace(between, axis1=1, axis2=2)[:, None, None] * np.eye(
         num_tasks
     )
-    tuned = Coregionalisation(jax.tree.map(np.asarray, found.kernels), between, starts[0].order)
+    tuned = Coregionalisation(
+        jax.tree.map(np.asarray, parameters.kernels), between, starts[0].order
+    )
     return TasksTuned(
-        _scaled(tuned, draws, scores), float(found.nugget), best.value, best.num_evaluations
+        _scaled(tuned, draws, scores), float(parameters.nugget), best.value, best.num_evaluations
     )
 
 
@@ -193,10 +195,10 @@ def _covariance_entries(
         return np.linalg.cholesky((vectors * values) @ vectors.T)[np.tril_indices(num_tasks)]
     factor = vectors[:, -rank:] * np.sqrt(values[-rank:])
     # At least a hundredth: searched as a logarithm, a remainder of zero would start at −∞.
-    rest = np.maximum(
+    remainder = np.maximum(
         np.diagonal(covariance) - (factor**2).sum(axis=1), 1e-2 * np.diagonal(covariance)
     )
-    return np.concatenate([factor.ravel(), rest])
+    return np.concatenate([factor.ravel(), remainder])
 
 
 def _covariances(
@@ -586,14 +588,14 @@ def _convex(
     one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), model.order))
     points = jax.device_put((joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
     gram = tile_gram(one, points)
-    found = alternating_task_covariance(
+    solution = alternating_task_covariance(
         gram / jnp.mean(jnp.diagonal(gram)),
         joint.labels[rows],
         joint.values[rows],
         penalty=tuning.penalty,
         deltas=tuning.deltas,
     )
-    return Coregionalisation(tuned.kernels, floored(found.covariance)[None], model.order), nugget
+    return Coregionalisation(tuned.kernels, floored(solution.covariance)[None], model.order), nugget
 
 
 def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:

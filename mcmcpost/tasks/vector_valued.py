@@ -316,11 +316,11 @@ class VectorValued(AbstractControlVariate):
             between = floored(shared_covariance(tile, setting.nugget, data))
         solved = crossfit_kronecker(tile, between, setting.nugget, data)
         info = setting.describe() | {"degree": self.degree, "task_covariance": between.tolist()}
-        found = _control_fit(problem, solved, self.label, info)
+        together = _control_fit(problem, solved, self.label, info)
         if not self.guard or problem.values.shape[1] == 1:
-            return found
+            return together
         alone = self._alone(problem) if self._order == 2 else self._each_alone().crossfit(problem)
-        return self._guarded(problem, found, alone)
+        return self._guarded(problem, together, alone)
 
     def _each_alone(self) -> ControlFunctional | SemiExact:
         """Return the scalar method for integrands that share their draws, which shares the
@@ -411,10 +411,10 @@ class VectorValued(AbstractControlVariate):
         }
         control = joint.folds.scatter(np.asarray(fit.control)[:, :, 0], len(joint.values))
         fits = []
-        for problem, mine, part in joint.by_problem(control):
+        for problem, mine, control_of_task in joint.by_problem(control):
             one = FoldFit(
                 mean=np.asarray(fit.mean)[mine, 0],
-                control=part,
+                control=control_of_task,
                 refits=Refits(*(np.asarray(means)[:, mine, 0] for means in fit.refits)),
                 doubt=np.zeros(len(mine)),
                 status=(self._status(fit),) * len(mine),
@@ -446,14 +446,14 @@ class VectorValued(AbstractControlVariate):
         )
         parts = (join((problem.select(np.array([j])),)) for j in range(problem.values.shape[1]))
         return concatenate_fits(
-            tuple(method._fit_tasks(part, alone=True).fits[0] for part in parts)
+            tuple(method._fit_tasks(task, alone=True).fits[0] for task in parts)
         )
 
     def _status(self, fit: KernelFit) -> Status:
         if not bool(fit.converged):
             return Status.NOT_CONVERGED
-        asked = self.nugget is not None and float(fit.nugget) > self.nugget * 1.001
-        return Status.NUGGET_RAISED if asked else Status.CONTROLLED
+        raised = self.nugget is not None and float(fit.nugget) > self.nugget * 1.001
+        return Status.NUGGET_RAISED if raised else Status.CONTROLLED
 
 
 def _joint_design(joint: JointProblem, degree: int) -> tuple[Float[np.ndarray, "m q"], int]:
