@@ -3,9 +3,10 @@ them."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import reduce
+from functools import partial, reduce
 from operator import add
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -36,7 +37,7 @@ from mcmcpost.control.features.summed import TELLING, Transform
 from mcmcpost.control.functions import Served
 from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
 from mcmcpost.core.arguments import as_names, check_count, check_kind
-from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, slices_of
+from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, piece_size, slices_of
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
@@ -590,50 +591,44 @@ def _over_chunks(
     """Return sums over draws in chunks of dask, which are added where they are: one of each comes
     back."""
     import dask
+    from dask.delayed import Delayed
+    from dask.highlevelgraph import HighLevelGraph
 
     draws, scores, _ = draws_and_scores(tree)
     chains, lengths = draws.data.chunks[:2]
-    # As large as memory bears: each chunk is a task that the scheduler has to be told.
-    lengths = merged(lengths, max(1, LARGE // (max(chains) * draws.shape[2])))
+    most = piece_size(draws.size, LARGE) // (max(chains) * draws.shape[2])
+    lengths = merged(lengths, max(1, most))
     dataset = tree["posterior"].to_dataset()
     if isinstance(integrands, list):
         dataset = dataset[list(dict.fromkeys(integrands))]
     # Blocks of arrays, and the dataset anew on the worker: of one to be cut, xarray took most of
     # the client's time.
     frame = dataset.coords.to_dataset().drop_dims(["chain", "draw"], errors="ignore")
-    stored = {
-        str(name): _blocks_of(variable, chains, lengths)
-        for name, variable in dataset.data_vars.items()
-    }
-    rows = [_blocks_of(variable, chains, lengths) for variable in (draws, scores)]
     facts = {
         str(name): (variable.dims, variable.attrs) for name, variable in dataset.data_vars.items()
     }
-    # Not pure: names of tasks would be hashes of all that they are given.
-    summed = dask.delayed(_sums_of_chunk, pure=False)
+    arrays, blocks_at = _blocks_of([draws, scores, *dataset.data_vars.values()], chains, lengths)
     # One object that workers get once, not with every task; its parts are no tasks, and dask need
     # not look for any.
     shared = dask.delayed((given, kept, frame, facts), traverse=False)
+    # A layer of the graph made at once: of `delayed` calls each would look through all before it.
+    name = f"sums-{uuid4().hex}"
+    tasks: dict[tuple[str, int], tuple[Any, ...]] = {}
     # A box of chains and draws each, whose sums know where they belong.
-    parts = []
-    for (i, own), (k, some) in itertools.product(
+    for (i, of_chains), (k, of_draws) in itertools.product(
         enumerate(slices_of(chains)), enumerate(slices_of(lengths))
     ):
-        box = Box(own, some)
-        variables = {name: block(i, k) for name, block in stored.items()}
-        parts.append(
-            summed(
-                shared,
-                box,
-                *(block(i, k) for block in rows),
-                variables,
-                _arrays_cut(integrands, *box),
-            )
-        )
-    joined = dask.delayed(_added, pure=False)
+        box = Box(of_chains, of_draws)
+        summed = partial(_sums_of_chunk, box, _arrays_cut(integrands, *box))
+        tasks[name, len(tasks)] = (summed, shared.key, blocks_at(i, k))
+    parts = list(tasks)
     while len(parts) > 1:
-        parts = [joined(list(batch)) for batch in itertools.batched(parts, BRANCHES)]
-    return parts[0].compute()
+        first = len(tasks)
+        for batch in itertools.batched(parts, BRANCHES):
+            tasks[name, len(tasks)] = (_added, list(batch))
+        parts = list(tasks)[first:]
+    graph = HighLevelGraph.from_collections(name, tasks, [shared, *arrays])
+    return Delayed(parts[0], graph, layer=name).compute()
 
 
 def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
@@ -642,41 +637,51 @@ def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
 
 
 def _blocks_of(
-    variable: "xarray.DataArray", chains: Sequence[int], lengths: Sequence[int]
-) -> Callable[[int, int], Any]:
-    """Return a function to the values of a variable in a block of chains and draws: a task of dask,
-    or an array."""
+    variables: "Sequence[xarray.DataArray]", chains: Sequence[int], lengths: Sequence[int]
+) -> tuple[Sequence[Any], Callable[[int, int], list[Any]]]:
+    """Return the dask arrays among variables, in blocks of chains and draws of these sizes, and a
+    function to the block of each variable at a place: the key of a task, or an array."""
+    import dask
+
     sizes = {"chain": tuple(chains), "draw": tuple(lengths)}
-    if not hasattr(variable.data, "to_delayed"):
-        places = {dim: slices_of(own) for dim, own in sizes.items()}
-        held = variable.variable  # a constant has neither dim
-        return lambda i, k: (
-            held.isel(
-                chain=places["chain"][i], draw=places["draw"][k], missing_dims="ignore"
-            ).values
+    places = {dim: slices_of(own) for dim, own in sizes.items()}
+    # Reading, joining and casting become one task.
+    arrays = dask.optimize(
+        *(
+            variable.data.rechunk(tuple(sizes.get(str(dim), -1) for dim in variable.dims))
+            for variable in variables
+            if hasattr(variable.data, "to_delayed")
         )
-    blocks = variable.data.rechunk(
-        tuple(sizes.get(str(dim), -1) for dim in variable.dims)
-    ).to_delayed()
-    return lambda i, k: blocks[
-        tuple({"chain": i, "draw": k}.get(str(dim), 0) for dim in variable.dims)
-    ]
+    )
+
+    def at(i: int, k: int) -> list[Any]:
+        index = {"chain": i, "draw": k}
+        cut = {dim: places[dim][number] for dim, number in index.items()}
+        names = (array.name for array in arrays)
+        return [
+            (next(names), *(index.get(str(dim), 0) for dim in variable.dims))
+            if hasattr(variable.data, "to_delayed")
+            # A constant has neither dim.
+            else variable.variable.isel(cut, missing_dims="ignore").values
+            for variable in variables
+        ]
+
+    return arrays, at
 
 
 @in_float64
 def _sums_of_chunk(
-    shared: tuple[Any, ...],
-    box: Box,
-    draws: np.ndarray,
-    scores: np.ndarray,
-    variables: dict[str, np.ndarray],
-    integrands: Any,
+    box: Box, integrands: Any, shared: tuple[Any, ...], blocks: list[np.ndarray]
 ) -> list[Sums]:
     import xarray
 
+    draws, scores, *variables = blocks
     (parts, layout, fingerprints), kept, frame, facts = shared
     piece = frame.assign(
-        {name: (dims, variables[name], attrs) for name, (dims, attrs) in facts.items()}
+        {
+            name: (dims, values, attrs)
+            for (name, (dims, attrs)), values in zip(facts.items(), variables, strict=True)
+        }
     )
     # Functions of a draw see one chunk of draws, as they see one of all in memory.
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values

@@ -89,10 +89,11 @@ def launch(
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def generated(gigabytes: float, dimension: int) -> xarray.DataTree:
-    """Return the trace, of which dask computes each chunk from the chunk's own seed."""
+def generated(gigabytes: float, dimension: int, piece: int = BLOCK) -> xarray.DataTree:
+    """Return the trace, of which dask computes each chunk, of `piece` entries, from its own
+    seed."""
     draws = int(gigabytes * 1e9 / (16 * CHAINS * dimension))
-    step = max(1, BLOCK // dimension)
+    step = max(1, piece // dimension)
     blocks = tuple(min(step, draws - start) for start in range(0, draws, step))
     chunks = ((1,) * CHAINS, blocks)
     scale = np.linspace(1.0, 3.0, dimension)

@@ -5,10 +5,10 @@
 Nothing of that size is run. Measured are the CPU seconds of
 
 - a reduction at degree one of a generated trace in chunks (50 parameters, 5 integrands), by two
-  sizes: what the tasks take, the making of the draws and the additions included, for each draw;
-  what the client takes beside them, once and for each draw (tasks have to be told); and how large
-  the sums are that a task returns. Of both sizes as many draws are looked at, since one is four
-  times the other;
+  sizes: what the tasks take, the making of the draws and the additions included, for each draw,
+  and how large the sums are that a task returns. With pieces that are small, so that there are
+  many: what the client takes beside the tasks, once and for each piece (tasks have to be told). Of
+  both sizes as many draws are looked at, since one is four times the other;
 - the gradients of the Lotka–Volterra posterior at a batch of draws, as many as one GPU has chains
   of a ladder;
 - an entry of a Stein kernel matrix (8 coordinates) in a product.
@@ -24,6 +24,7 @@ network and the reading of the store are not in the seconds.
 import pickle
 import time
 from typing import Any
+from unittest.mock import patch
 
 import dask
 import jax
@@ -37,8 +38,10 @@ from numpyro.infer.util import initialize_model
 import mcmcpost as mp
 from benchmarks._command import Command
 from benchmarks._table import emit
-from benchmarks.scale.lazy_traces import generated
+from benchmarks.scale.lazy_traces import BLOCK, generated
+from mcmcpost import sums
 from mcmcpost.control import Sums
+from mcmcpost.core import arrays
 from mcmcpost.stein import InverseMultiquadric, SteinTile
 from mcmcpost.stein.products import TileOperator, tile_diagonal
 from models import lotka_volterra
@@ -46,6 +49,9 @@ from models import lotka_volterra
 PARAMETERS, PASSES = 50, 4
 """The parameters of the trace, and how often draws or scores are read: both twice, first for every
 so many."""
+
+PIECE, TOLD = 1 << 13, (0.05, 0.2)
+"""Entries of the pieces, and gigabytes of the traces, of which the client's time is measured."""
 
 RUNGS, CHAINS, GPUS, LADDER_DRAWS, LEAPFROGS = 31, 4, 8, 4_000, 16
 """A ladder: chains of each rung, GPUs, iterations with warm-up, and gradients of an iteration."""
@@ -61,7 +67,7 @@ class TaskSeconds(Callback):
 
     def __init__(self) -> None:
         self.seconds = self.start = 0.0
-        self.bytes = self.last = 0
+        self.last = 0
         super().__init__(pretask=self._begin, posttask=self._end)
 
     def _begin(self, *_: Any) -> None:
@@ -69,9 +75,8 @@ class TaskSeconds(Callback):
 
     def _end(self, _key: Any, value: Any, *_: Any) -> None:
         self.seconds += time.process_time() - self.start
-        if isinstance(value, Sums):
+        if isinstance(value, list) and isinstance(value[0], Sums):
             self.last = len(pickle.dumps(value))
-            self.bytes += self.last
 
 
 def main() -> None:
@@ -93,28 +98,39 @@ def store(gigabytes: list[float], workers: int) -> dict[str, Any]:
     """Return a reduction of a billion draws of a Zarr store."""
     reduced(gigabytes[0])  # compiles
     (few, some, _), (many, more, tasks) = (reduced(size) for size in gigabytes)
-    chunks, client = (more - some) / (many - few)
+    in_tasks = (more[0] - some[0]) / (many - few)
+    with patch.object(arrays, "LARGE", PIECE), patch.object(sums, "LARGE", PIECE):
+        (few, some, _), (many, more, _) = (reduced(size, PIECE) for size in TOLD)
+    told = (more[1] - some[1]) / pieces(many - few, PIECE)
     # the gate, R-hat and the estimate, of as many draws as are looked at
-    once = some[1] - client * few
-    draws = 1e9
+    once = some[1] - told * pieces(few, PIECE)
+    draws = 10**9
+    size = arrays.piece_size(draws * PARAMETERS, arrays.LARGE)
+    number = pieces(draws, size)
     # every task returns its sums once, to a worker that adds them
-    returned = tasks.bytes * draws / many
+    returned = tasks.last * number
     return {
         "problem": f"{draws:.0e} draws of a store, {workers} workers",
-        "rate of a core": f"{1e6 * chunks:.2f} + {1e6 * client:.2f} µs a draw",
-        "worker s": draws * chunks / workers,
-        "client s": once + draws * client,
+        "rate of a core": f"{1e6 * in_tasks:.2f} µs a draw, {1e3 * told:.2f} ms a piece",
+        "worker s": draws * in_tasks / workers,
+        "client s": once + number * told,
         "worker GB": (draws * 8 * PASSES * PARAMETERS + returned) / workers / 1e9,
         "client GB": tasks.last / 1e9,
-        "worker memory GB": 0.5,
+        # of its own, the draws and scores of a piece, and one of both as it is read
+        "worker memory GB": 0.3 + 3 * size * 8 / 1e9,
         "client memory GB": 2 * tasks.last / 1e9,
     }
 
 
-def reduced(gigabytes: float) -> tuple[int, np.ndarray, TaskSeconds]:
+def pieces(draws: int, size: int) -> float:
+    """Return in how many pieces of `size` entries so many draws are read."""
+    return draws * PARAMETERS / size
+
+
+def reduced(gigabytes: float, piece: int = BLOCK) -> tuple[int, np.ndarray, TaskSeconds]:
     """Return the draws of a reduction, the CPU seconds of the tasks and of the rest, and what the
     tasks returned."""
-    tree, start = generated(gigabytes, PARAMETERS), time.process_time()
+    tree, start = generated(gigabytes, PARAMETERS, piece), time.process_time()
     with dask.config.set(scheduler="synchronous"), TaskSeconds() as tasks:
         found = mp.expectation(tree, sorted(map(str, tree["posterior"].data_vars)), "zv1")
     seconds = time.process_time() - start

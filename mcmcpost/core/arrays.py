@@ -21,6 +21,11 @@ ENTRIES = 1 << 20
 LARGE = 1 << 22
 """Entries (32 MB) above which an array is not formed whole."""
 
+TASKS, MOST = 2_000, 1 << 24
+"""Pieces in which a large trace is read, at most, while one has no more entries (134 MB) than a
+worker bears. Dask's scheduler has to be told of each, for each variable: half a millisecond of the
+client's time."""
+
 COLUMNS = 8
 """The number of integrands is padded to a multiple of this, so that different numbers share one
 compiled program."""
@@ -31,10 +36,16 @@ def is_large(entries: int) -> bool:
     return entries > LARGE
 
 
-def in_blocks(length: int, width: int) -> Iterator[slice]:
-    """Yield slices of an axis of `length`, each of at most `ENTRIES` entries where one index has
+def piece_size(entries: int, least: int) -> int:
+    """Return the entries of a piece of an array of `entries` that is read piece by piece, `least`
+    or more."""
+    return max(least, min(entries // TASKS, MOST))
+
+
+def in_blocks(length: int, width: int, most: int = ENTRIES) -> Iterator[slice]:
+    """Yield slices of an axis of `length`, each of at most `most` entries where one index has
     `width` of them."""
-    step = max(1, ENTRIES // max(width, 1))
+    step = max(1, most // max(width, 1))
     yield from (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 

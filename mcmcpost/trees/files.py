@@ -25,7 +25,7 @@ from mcmcpost.core.arguments import (
     check_tree_type,
     missing_file,
 )
-from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.arrays import ENTRIES, in_blocks, piece_size
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import (
     ADDED,
@@ -645,8 +645,10 @@ def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:
         or (1,) * variable.ndim
     )
     length, chunk = variable.shape[axis], chunks[axis]
-    some = in_blocks(-(-length // chunk), variable.size // length * chunk)
-    return axis, tuple(min(one.stop * chunk, length) - one.start * chunk for one in some)
+    pieces = in_blocks(
+        -(-length // chunk), variable.size // length * chunk, piece_size(variable.size, ENTRIES)
+    )
+    return axis, tuple(min(one.stop * chunk, length) - one.start * chunk for one in pieces)
 
 
 LONGEST_NAME = 255
