@@ -287,7 +287,7 @@ def test_regressions_without_folds_are_dense_refits(rng, residual, weighting):
     fit = Regression(problem, shared).crossfit(problem, "own", last)
     m, k = problem.num_states, problem.folds.num_folds
     root, labels = np.sqrt(problem.counts[:m])[:, None], problem.labels[:m]
-    tolerance = 1e-6 * residual + 1e-13  # the ridge toward the fit on all, and rounding
+    tolerance = 1e-6 * residual + 1e-13  # the ridge, and rounding
     for j in range(3):
         design = np.concatenate([np.ones((m, 1)), shared[:m, :2] - [0.0, 30.0]], axis=1)
         if j < 2:
@@ -331,6 +331,17 @@ def test_a_column_that_only_one_fold_has_does_not_break_the_fits_without_it(rng)
     # without it.
     assert np.abs(fit.refits.without_fold[2] - alone.refits.without_fold[2]).max() < 1e-6
     assert np.isfinite(fit.control[rest]).all()
+
+
+def test_the_only_draw_beyond_a_threshold_is_not_reproduced_without_its_fold(rng):
+    problem, shared, last = own_problem(rng, 0.1, "none")
+    shared[7] *= 30.0  # most of that draw is in the span of what all functions have
+    alone = np.zeros_like(last)
+    alone[7] = 1.0
+    regression = Regression(problem, shared)
+    fit = regression.crossfit(problem._replace(values=alone), "own", alone)
+    np.testing.assert_allclose(fit.mean, 0.0, atol=1e-9)
+    assert (np.abs(fit.control[7]) < 1e-5).all()  # it was one, and the error nothing
 
 
 def test_what_an_integrand_is_a_function_of_is_told_from_its_values(rng):
