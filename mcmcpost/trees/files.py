@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mcmcpost.control import MOMENTS, stored_moments
+from mcmcpost.control import stored_moments
 from mcmcpost.core.arguments import (
+    MOMENTS,
     as_path,
     check_flags,
     check_no_pipe,
