@@ -41,7 +41,7 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
     """Return `values` as an array; refuse masked entries, ragged lists, and what is no real
     number."""
     if np.ma.is_masked(values):
-        cure = "Leave out the draws, in every array alike."
+        cure = "Fill them in: control variates need every draw, with its score."
         raise InputError(
             where, f"`{name}` without masked entries", np.ma.count_masked(values), cure
         )

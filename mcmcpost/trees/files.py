@@ -350,7 +350,7 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
     one = found[0] if isinstance(found, list) and found else found
     if not isinstance(one, dict) or "log_evidence" not in one:
         got = (
-            f"the keys {', '.join(content)}"
+            f"the keys {', '.join(content) or 'of nothing'}"
             if isinstance(content, dict)
             else f"a {type(content).__name__}"
         )
