@@ -37,7 +37,7 @@ from mcmcpost.core.arguments import (
     check_function,
     check_kind,
     check_probabilities,
-    check_tree_type,
+    check_trace_type,
 )
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import tail_draws
@@ -587,7 +587,7 @@ def elpd(
     check_kind(
         where, "var_name", var_name, (str, None), "It is a variable of the group `log_likelihood`."
     )
-    check_tree_type(where, tree)
+    check_trace_type(where, tree)
     found = _log_likelihood(tree, var_name)
     values = found.values
     # e^ℓ of a thousand terms underflows: ratios to the largest and the smallest draw do not, and

@@ -12,7 +12,6 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control import (
-    MOMENTS,
     AbstractControlVariate,
     Auto,
     Estimate,
@@ -36,7 +35,7 @@ from mcmcpost.control.features.quantity import FunctionsOf
 from mcmcpost.control.features.summed import TELLING, Transform
 from mcmcpost.control.functions import Served
 from mcmcpost.control.problem import MIN_FOLDS, Problem, make_problem
-from mcmcpost.core.arguments import as_names, check_count, check_kind
+from mcmcpost.core.arguments import MOMENTS, as_names, check_count, check_kind
 from mcmcpost.core.arrays import LARGE, SAMPLED, Box, is_chunked, merged, piece_size, slices_of
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of

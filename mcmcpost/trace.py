@@ -70,7 +70,11 @@ def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
         f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, "
         f"draw {draw}"
     )
-    lengths, cure = (~bad).sum(axis=1), "Remove them."
+    lengths, cure = (
+        (~bad).sum(axis=1),
+        "Find out what wrote them; leave them out only where that has nothing to do with their "
+        "values.",
+    )
     # NaN at the ends alone is how xarray pads chains of different lengths, and has a cure of its
     # own.
     if lengths.min() and (bad == (np.arange(bad.shape[1]) >= lengths[:, None])).all():

@@ -6,7 +6,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -637,12 +637,23 @@ def _program() -> Iterator[None]:
             stack.enter_context(redirect_stderr(nowhere))
         stack.enter_context(warnings.catch_warnings())
         # `catch_warnings` puts it back: tests run many commands in one process.
-        warnings.showwarning = _show_warning
+        warnings.showwarning = _once()
         yield
 
 
-def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
-    say("warning", message)
+def _once() -> Callable[..., None]:
+    """Return a function that prints a warning which it has not printed before.
+
+    A command of several public functions is one to who typed it, and each looks at the trace.
+    """
+    told: set[str] = set()
+
+    def show(message: Warning | str, *_: object, **__: object) -> None:
+        if str(message) not in told:
+            told.add(str(message))
+            say("warning", message)
+
+    return show
 
 
 def _print_json(facts: dict[str, Any]) -> None:

@@ -31,7 +31,7 @@ from mcmcpost.app.info import evidence_line
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
 from mcmcpost.app.quantities import Asked, chosen_names, named_scalars, say_left_out, where_they_are
-from mcmcpost.app.source import check_memory, keeping, load_trace
+from mcmcpost.app.source import check_memory, keeping, load_trace, refuse_sums
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_quantities, significant
@@ -165,12 +165,11 @@ def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estim
     # Quantiles, and functions that were not summed, need the draws themselves.
     if asked.expressions or more:
         got = "more, as --expect, --quantile, --ci, --spread or --elpd"
-        raise InputError(
-            "reduce",
-            "means of what was summed",
-            got,
-            "Ask the trace, or mcmcpost moments --expect.",
-        )
+        cure = "Ask the trace, or sum what is wanted: mcmcpost moments --expect."
+        raise InputError("reduce", "of a file of sums means of what was summed", got, cure)
+    if method != "auto":
+        cure = "Leave it out here: mcmcpost moments --method chooses what is summed."
+        raise InputError("reduce", "of a file of sums no other --method", method, cure)
     # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
     with phase("control variates"):
@@ -194,6 +193,9 @@ def sum_traces(
     Draws that are in the sums already, of chains that went on, are left out.
     """
     total = None if before is None else as_moments(mcmcpost.load_tree(before))
+    if before is not None and method != "auto":
+        cure = "Leave it out: what is added has the controls of the file."
+        raise InputError("--append", "no --method beside it", method, cure)
     if before is not None and total is None:
         raise InputError(
             "--append", "a file of sums, from mcmcpost moments", before, "Sum its trace first."
@@ -202,6 +204,8 @@ def sum_traces(
         # One trace in memory at a time: sums add, whatever the number of traces.
         refuse_model_file("moments", source[0])
         tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
+        cure = "Add it with --append, or give all files of sums to mcmcpost reduce together."
+        refuse_sums("moments", source[0], tree, cure)
         # Chains that went on have their first draws in the sums: counted twice they would narrow
         # errors.
         start, draws = (0, 1) if total is None else new_draws(tree, total)
@@ -291,6 +295,9 @@ def open_sources(
     """
     with phase("reading"):
         trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    for path, tree in trees.items():
+        cure = "Give the trace that it is of, with --model FILE.py, or a ladder."
+        refuse_sums("evidence", path, tree, cure)
     # Evidences of different data have no Bayes factor, and sampling a model file may take hours.
     check_same_data("evidence", {str(path): tree for path, tree in trees.items()})
     alone = [path for path, tree in trees.items() if is_evidence_alone(tree)]
@@ -596,6 +603,7 @@ def report_facts(
     place = check_destination(output, overwrite)
     refuse_model_file("report", trace)
     tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
+    refuse_sums("report", trace, tree)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them

@@ -28,6 +28,7 @@ from mcmcpost.app.edge import (
 )
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.quantities import example_tree, with_quantities
+from mcmcpost.core.arguments import MOMENTS
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.stopping import FIELDS, METHOD, Goal, SampledUntil, numpyro_batches, until
@@ -364,6 +365,18 @@ def _in_files(tree: "xarray.DataTree") -> bool:
     return any(variable.chunks for node in tree.subtree for variable in node.data_vars.values())
 
 
+def refuse_sums(
+    where: str,
+    path: Path,
+    tree: "xarray.DataTree",
+    cure: str = "Give the trace that it is of; of sums alone, mcmcpost reduce gives means.",
+) -> None:
+    """Refuse a file of sums where draws are needed."""
+    if MOMENTS in tree.children:
+        got = f"{path}, a file of sums, which has no draws"
+        raise InputError(where, "a trace", got, cure)
+
+
 def load_trace(
     paths: Sequence[Path],
     model: Path | None,
@@ -393,6 +406,7 @@ def load_trace(
         program = load_program(model, options)
     with reading:
         tree = mcmcpost.load_tree(*paths)
+    refuse_sums("--model", paths[0], tree)
     if is_ladder(tree):
         raise InputError(
             "--model: expected a trace, got a ladder, which has its scores. Leave --model out."

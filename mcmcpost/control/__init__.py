@@ -31,7 +31,7 @@ from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, 
 from mcmcpost.control.order_statistics import level_texts
 from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
 from mcmcpost.control.standard_errors import SAFETY, tail_inflation
-from mcmcpost.control.trace_moments import MOMENTS, TraceMoments, stored_moments
+from mcmcpost.control.trace_moments import TraceMoments, stored_moments
 from mcmcpost.control.zero_variance import (
     HIGHEST_DEGREE,
     Lasso,
@@ -46,7 +46,6 @@ __all__ = [
     "HIGHEST_DEGREE",
     "KINDS",
     "MAX_DEGREE",
-    "MOMENTS",
     "NEED",
     "REML",
     "SAFETY",

@@ -32,6 +32,7 @@ from mcmcpost.control.method import PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
 from mcmcpost.control.standard_errors import Columns, Residuals, combined_error, heavy_tailed, judge
+from mcmcpost.core.arguments import MOMENTS
 from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import mcse_mean, participants
 from mcmcpost.core.precision import beyond_rounding
@@ -39,9 +40,6 @@ from mcmcpost.scores import effective_size
 
 if TYPE_CHECKING:
     import xarray
-
-MOMENTS = "moments"
-"""The group of a tree that holds sums."""
 
 LOST = 1e-10
 """Variance of residuals, of a quantity of unit variance, below which differences of sums have no

@@ -41,7 +41,7 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
     """Return `values` as an array; refuse masked entries, ragged lists, and what is no real
     number."""
     if np.ma.is_masked(values):
-        cure = "Leave out the draws, in every array alike."
+        cure = "Fill them in: control variates need every draw, with its score."
         raise InputError(
             where, f"`{name}` without masked entries", np.ma.count_masked(values), cure
         )
@@ -299,11 +299,29 @@ def _with_article(name: str) -> str:
     return f"{'an' if name[0] in 'aeioAEIO' else 'a'} {name}"
 
 
+MOMENTS = "moments"
+"""The group of a tree that holds sums over draws; sums themselves have it as an attribute."""
+
+
 def check_tree_type(where: str, tree: object) -> None:
     """Refuse what is not a DataTree."""
     if isinstance(tree, type) or not (hasattr(tree, "children") and hasattr(tree, "to_dataset")):
         cure = "Convert it, as with arviz.convert_to_datatree; load_tree reads a file."
+        if hasattr(tree, "to_datatree") and not isinstance(tree, type):
+            cure = "Its to_datatree() makes one."
         raise InputTypeError(where, "an xarray.DataTree", type(tree).__name__, cure)
+
+
+def check_trace_type(where: str, tree: object) -> None:
+    """Refuse what is not a DataTree, and sums, which have no draws."""
+    of_sums = hasattr(tree, "num_chains") and hasattr(tree, MOMENTS)
+    if of_sums or MOMENTS in getattr(tree, "children", ()):
+        cure = (
+            "They give means, by expectation and summary, on the command line by reduce; all else "
+            "needs the trace."
+        )
+        raise InputError(where, "a trace", "sums of one, which have no draws", cure)
+    check_tree_type(where, tree)
 
 
 def as_path(where: str, path: object) -> Path:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost.core.arguments import check_tree_type
+from mcmcpost.core.arguments import check_trace_type, check_tree_type
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.runtime import json_able
 from mcmcpost.evidence.barrier import Barrier, PathDiagnostics
@@ -327,7 +327,7 @@ def stored_evidence(where: str, tree: "xarray.DataTree") -> Evidence:
     ValueError : there is none, or it is of another ladder or trace than the one that the tree
         holds.
     """
-    check_tree_type(where, tree)
+    check_trace_type(where, tree)
     if EVIDENCE_GROUP not in tree.children:
         got = f"the groups {', '.join(tree.children)}" if tree.children else "a tree without groups"
         cure = "Keep one in it: log_evidence(tree).to_datatree(tree), or mcmcpost evidence -o."

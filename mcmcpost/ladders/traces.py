@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mcmcpost.core.arguments import check_kind, check_number, check_tree_type
+from mcmcpost.core.arguments import check_kind, check_number, check_trace_type
 from mcmcpost.core.errors import InputError, InputTypeError, fault, warn
 from mcmcpost.evidence import (
     LadderWarning,
@@ -166,7 +166,7 @@ def _level(temperature: Any) -> float:
 
 def _load(trace: Any) -> "xarray.DataTree":
     tree = load_tree(trace) if isinstance(trace, str | os.PathLike) else trace
-    check_tree_type(_WHERE, tree)
+    check_trace_type(_WHERE, tree)
     refuse_weights(_WHERE, tree)
     return tree
 

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import ndtri
 
+from mcmcpost.core.mcse import MANY_CHAINS
 from mcmcpost.scores.identities import REPAIR_LIMIT, Finding, effective_size, z_zero_mean
 from mcmcpost.trace import Trace
 
@@ -33,6 +34,31 @@ _MOST_CHAINS = 16
 chain."""
 
 _SHOWN = 5
+
+
+_STUCK = 50
+"""Draws of one state from which a chain is stuck: of fewer, or among many chains, some of a sampler
+that rejects most proposals never move by chance."""
+
+
+def stuck_chains(trace: Trace) -> Finding | None:
+    """Recognise chains that never move beside others that do.
+
+    Whatever was controlled would be so with the weight of their one state, which no error shows.
+    """
+    c, n, _ = trace.draws.shape
+    still = (np.ptp(trace.draws, axis=1) == 0).all(axis=-1)
+    if n < _STUCK or c >= MANY_CHAINS or not still.any() or still.all():
+        return None
+    many, kept = int(still.sum()) > 1, np.flatnonzero(~still).tolist()
+    return Finding(
+        "warn",
+        "not_converged",
+        f"Score gate: expected chains that move, got the same {n} draws in chain{'s' * many} "
+        f"{_listed(np.flatnonzero(still))}: stuck where {'they' if many else 'it'} began, as at a "
+        f"step size that is too large. Leave {'them' if many else 'it'} out, "
+        f"tree.sel(chain={kept}), or sample again.",
+    )
 
 
 def wrong_chains(trace: Trace) -> Finding | None:

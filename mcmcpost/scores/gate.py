@@ -12,7 +12,14 @@ from mcmcpost.core.arrays import sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import MANY_CHAINS
 from mcmcpost.core.precision import digits_of_text, unit_of_text
-from mcmcpost.scores.consistency import LEVEL, cut_off, too_coarse, wild_scores, wrong_chains
+from mcmcpost.scores.consistency import (
+    LEVEL,
+    cut_off,
+    stuck_chains,
+    too_coarse,
+    wild_scores,
+    wrong_chains,
+)
 from mcmcpost.scores.identities import (
     AS_GIVEN,
     REPAIR_LIMIT,
@@ -47,7 +54,8 @@ def where_not_finite(trace: Trace) -> str:
     bad = ~np.isfinite(trace.scores)
     chain, draw, _ = np.argwhere(bad)[0]
     count, size = int(bad.any(-1).sum()), bad[..., 0].size
-    cause, cure = "failed there, as a failed ODE solve does", "Drop these draws, or compute"
+    # Leaving draws out is no cure: the mean of all scores is zero, not that of those that are left.
+    cause, cure = "failed there, as a failed ODE solve does", "Keep these draws, and compute"
     if count == size:
         cause, cure = "fails everywhere, as with NaN among the data", "Repair the data, and compute"
     return (
@@ -243,6 +251,9 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
         if right.max() <= REPAIR_LIMIT and nearer.max() > threshold:
             found[text] = right.max()
 
+    # Any order of draws without memory that are few can look right by chance, the other sign not.
+    sign = np.abs(z_zero_mean(1 - x * s)).max()
+
     compare("in the opposite order of draws", x, s[:, ::-1], s)
     for step in range(1, min(_FURTHEST, x.shape[1] - 4) + 1):
         count = f"those of {step} draw{'s' * (step > 1)}"
@@ -255,7 +266,7 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
         compare(
             f"{count} after the one that they stand beside", x[:, step:], s[:, :-step], s[:, step:]
         )
-    if found:
+    if found and sign > REPAIR_LIMIT:
         return _misplaced(min(found, key=found.__getitem__))
     return None
 
@@ -544,6 +555,8 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
             "scores; at least 4 are needed, so nothing is known about them."
         )
         return empty._replace(verdict="warn", pattern="too_few_draws", message=text)
+    if (finding := stuck_chains(trace)) is not None:
+        return empty._replace(**finding._asdict())
     # With `threshold` as a screen an ESS is computed only where independent draws would already
     # fail.
     z_mean = z_zero_mean(trace.scores, threshold)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mcmcpost.core.arguments import check_count, check_flags, check_function, check_tree_type
+from mcmcpost.core.arguments import check_count, check_flags, check_function, check_trace_type
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_either_precision
@@ -55,7 +55,7 @@ def read_target(
     Stored unconstrained draws are used where present, with a model only if their labels are the
     model's; otherwise the latent sites are transformed.
     """
-    check_tree_type(where, tree)
+    check_trace_type(where, tree)
     check_function(where, "model", model, None, "Pass a NumPyro program.", optional=True)
     check_function(
         where, "logdensity_fn", logdensity_fn, 1, "Its argument is one draw (d,).", optional=True
@@ -143,7 +143,7 @@ def read_density(
 ) -> Target | RowDensity:
     """Return draws with a density that keeps its constants: as `read_target`, or of a PyMC or
     BridgeStan model."""
-    check_tree_type(where, tree)
+    check_trace_type(where, tree)
     if logdensity_fn is None:
         # Normalised: a constant that is left out is missing from the evidence.
         rows = _row_density(where, tree, model, args, kwargs, normalised=True)
@@ -192,7 +192,7 @@ def attach_scores(
         another shape, or a discrete one has no draws.
     ScoreError : the scores fail the gate, or the log density is not the recorded one.
     """
-    check_tree_type(_WHERE, tree)
+    check_trace_type(_WHERE, tree)
     check_flags(_WHERE, allow_bad_scores=allow_bad_scores)
     check_count(_WHERE, "batch_size", batch_size, "Use 512.")
     check_function(

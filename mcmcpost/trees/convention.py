@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost.core.arguments import as_float64, as_real, check_tree_type
+from mcmcpost.core.arguments import as_float64, as_real, check_trace_type
 from mcmcpost.core.arrays import read_values
 from mcmcpost.core.errors import InputError, InputTypeError, fault
 from mcmcpost.core.mcse import Weights
@@ -87,7 +87,7 @@ def draws_and_scores(
     tree: "xarray.DataTree",
 ) -> "tuple[xarray.DataArray, xarray.DataArray, tuple[str, ...] | None]":
     """Return draws, scores and the labels of the parameters, after the checks of `read_trace`."""
-    check_tree_type("read_trace", tree)
+    check_trace_type("read_trace", tree)
     # A ladder has the same variables with one more dim, and its rungs are draws of other targets.
     if GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims:
         cure = (

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mcmcpost.control import MOMENTS, stored_moments
+from mcmcpost.control import stored_moments
 from mcmcpost.core.arguments import (
+    MOMENTS,
     as_path,
     check_flags,
     check_no_pipe,
@@ -349,7 +350,7 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
     one = found[0] if isinstance(found, list) and found else found
     if not isinstance(one, dict) or "log_evidence" not in one:
         got = (
-            f"the keys {', '.join(content)}"
+            f"the keys {', '.join(content) or 'of nothing'}"
             if isinstance(content, dict)
             else f"a {type(content).__name__}"
         )

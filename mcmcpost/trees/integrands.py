@@ -10,8 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Bool, Float
 
-from mcmcpost.control import MOMENTS
-from mcmcpost.core.arguments import check_function, check_kind, check_tree_type
+from mcmcpost.core.arguments import check_function, check_kind, check_trace_type
 from mcmcpost.core.arrays import ENTRIES, is_chunked, merged, read_values, slices_of
 from mcmcpost.core.errors import InputError, InputTypeError, warn
 from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
@@ -71,7 +70,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         asked for.
     TypeError : a value is neither an array nor a function, or is not numeric.
     """
-    check_tree_type("integrands", tree)
+    check_trace_type("integrands", tree)
     chains_draws = _chains_draws(tree)
     if integrands is None:
         variables = posterior_variables(tree)
@@ -189,12 +188,9 @@ def posterior_variables(tree: "xarray.DataTree") -> PosteriorVariables:
 
 
 def _posterior(tree: "xarray.DataTree") -> "xarray.DataTree":
+    check_trace_type("integrands", tree)
     if "posterior" not in tree.children:
-        cure = (
-            "Sums have no draws: ask `expectation`."
-            if MOMENTS in tree.children
-            else "Pass an array of values."
-        )
+        cure = "Pass an array of values."
         raise InputError(
             "integrands", "a posterior group", ", ".join(tree.children) or "none", cure
         )

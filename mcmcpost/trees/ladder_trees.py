@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost.core.arguments import check_tree_type
+from mcmcpost.core.arguments import check_trace_type, check_tree_type
 from mcmcpost.core.errors import InputError
 from mcmcpost.evidence import EVIDENCE_GROUP, Exchange, Ladder, LadderStats, Normal, make_ladder
 from mcmcpost.trace import make_trace
@@ -141,7 +141,7 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     ValueError : draws, log likelihood or gradients are missing, or the temperatures do not increase
         from 0 to 1.
     """
-    check_tree_type("read_ladder", tree)
+    check_trace_type("read_ladder", tree)
     stats = _statistics(tree)
     for name, what in (
         (DRAWS, "unconstrained draws"),

@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -152,7 +152,8 @@ def read_csv(path: Path) -> "xarray.DataTree":
     draw it is; without them the rows are one chain in order. ``gradient_NAME`` is the score of the
     unconstrained parameter NAME, which must be a column too. Every column that is no gradient is a
     variable of the posterior group; ``theta[0]``, ``theta[1]``, or ``theta.1``, are one array.
-    `log_weight` holds the logarithms of the weights of weighted draws.
+    Columns may also be separated by semicolons or tabulators, with a decimal comma. `log_weight`
+    holds the logarithms of the weights of weighted draws.
 
     Raises
     ------
@@ -268,21 +269,50 @@ def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trac
         )
 
 
+class _Form(NamedTuple):
+    """How a table is written: what separates its columns, and the decimal sign."""
+
+    sep: str
+    decimal: str
+
+
+def _form(path: Path) -> _Form:
+    """Return how a table is written, by its header: names without a comma between them, and with
+    semicolons or tabulators, are of a program that may write 1,5 for one and a half."""
+    header, body = "", False
+    with path.open(encoding="utf-8-sig") as file:
+        for line in file:
+            if line.startswith("#") or not line.strip():
+                continue
+            if not header:
+                header = line
+                if "," in header or not {";", "\t"} & set(header):
+                    return _Form(",", ".")
+            # Where both signs are in the rows some values are no numbers, which is told.
+            elif "," in line:
+                body = True
+                break
+    return _Form(";" if ";" in header else "\t", "," if body else ".")
+
+
 def _numbers(path: Path) -> "pandas.DataFrame":
     import pandas
 
     try:
-        table = pandas.read_csv(path, comment="#", skipinitialspace=True)
+        form = _form(path)
+        table = pandas.read_csv(path, comment="#", skipinitialspace=True, **form._asdict())
     except (
         pandas.errors.ParserError,
         pandas.errors.EmptyDataError,
         UnicodeDecodeError,
         IsADirectoryError,
     ) as error:
-        raise InputError(
-            _WHERE, f"a table with a header in {path}", repr(error), "Write one row for each draw."
-        ) from error
-    _check_header(path, table)
+        # The text of a decoding error holds all bytes that were read.
+        wrong = isinstance(error, UnicodeDecodeError)
+        got = "bytes that are no UTF-8" if wrong else repr(error)
+        cure = "Save it in UTF-8." if wrong else "Write one row for each draw."
+        raise InputError(_WHERE, f"a table with a header in {path}", got, cure) from error
+    _check_header(path, table, form.sep)
     # An index that was written with the table would otherwise be a quantity of the posterior.
     if len(table.columns) and str(table.columns[0]).startswith("Unnamed"):
         table = table.drop(columns=table.columns[0])  # row numbers, as pandas and R write them
@@ -304,7 +334,7 @@ def _numbers(path: Path) -> "pandas.DataFrame":
     return table
 
 
-def _check_header(path: Path, table: "pandas.DataFrame") -> None:
+def _check_header(path: Path, table: "pandas.DataFrame", sep: str) -> None:
     """Refuse a table whose columns are not each named once, or whose rows are longer than its
     header.
 
@@ -317,16 +347,17 @@ def _check_header(path: Path, table: "pandas.DataFrame") -> None:
     # One unnamed value at the front of each row, as R writes row names, shifts no column; two would
     # shift all.
     numbered = any(np.array_equal(table.index, rows + first) for first in (0, 1))
-    if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns))):
+    if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns), sep)):
         got = (
             f"rows of {len(table.columns) + table.index.nlevels} values under "
             f"{len(table.columns)} names"
         )
-        raise InputError(_WHERE, f"as many values as columns in {path}", got, "Name every column.")
+        cure = "Name every column. Where the comma is the decimal sign, separate by semicolons."
+        raise InputError(_WHERE, f"as many values as columns in {path}", got, cure)
     # Read again as text: pandas renames the second x to x.1, which looks like an element of an
     # array.
     names = pandas.read_csv(
-        path, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str
+        path, sep=sep, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str
     ).iloc[0]
     twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
     if twice:
@@ -350,11 +381,11 @@ def _check_header(path: Path, table: "pandas.DataFrame") -> None:
         )
 
 
-def _is_longer(path: Path, width: int) -> bool:
+def _is_longer(path: Path, width: int, sep: str) -> bool:
     """Return whether the only row has more values than the `width` names above it."""
     with path.open(encoding="utf-8-sig", newline="") as file:
         lines = [line for line in file if line.strip() and not line.startswith("#")]
-    return len(next(csv.reader(lines[-1:]))) > width
+    return len(next(csv.reader(lines[-1:], delimiter=sep))) > width
 
 
 def _is_number(text: str) -> bool:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import jax
 import numpy as np
 
-from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_key, check_tree_type
+from mcmcpost.core.arguments import as_float64, as_labels, check_count, check_key, check_trace_type
 from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.mcse import LEAST
 from mcmcpost.core.runtime import version_of
@@ -127,7 +127,7 @@ def resample(
     import xarray
 
     where = "resample"
-    check_tree_type(where, tree)
+    check_trace_type(where, tree)
     check_key(where, key)
     check_count(where, "num_draws", num_draws, "Leave it out.", optional=True)
     stats = tree.children.get(GROUP)

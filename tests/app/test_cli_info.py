@@ -204,8 +204,26 @@ def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     assert [row["name"] for row in reduced["quantities"]] == ["b"]
     assert abs(reduced["quantities"][0]["mean_cv"]) < 1e-12
     assert refused(run("reduce", grown, "--ci", "0.9"), "means of what was summed")
-    assert refused(run("report", grown, "-o", tmp_path / "report.html"), "Sums have no draws")
-    assert refused(run("moments", one, "--append", sums, "-o", unused), "not summed yet")
+    # Each is told in the words of its command, and never as of a trace or of Python arguments.
+    of_sums, model = "a file of sums, which has no draws", tmp_path / "model.py"
+    model.write_text("def model():\n    pass\n")
+    for more in (
+        ("report", grown, "-o", tmp_path / "report.html"),
+        ("evidence", grown),
+        ("evidence", grown, "--model", model),
+        ("reduce", grown, "--model", model),
+        ("moments", grown, "-o", unused),
+    ):
+        assert refused(run(*more), of_sums)
+    assert refused(run("reduce", grown, "--method", "zv1"), "no other --method")
+    again = ("moments", one, "--append", sums, "-o", unused)
+    assert refused(run(*again, "--method", "zv1"), "no --method beside it")
+    assert refused(run(*again), "not summed yet")
+    tree = mp.load_tree(grown)
+    for sums_alone in (tree, mp.moments(mp.load_tree(one))):
+        for ask in (mp.quantile, mp.structure, mp.check_tree):
+            with pytest.raises(ValueError, match="sums of one, which have no draws"):
+                ask(sums_alone)
     assert refused(run("moments", one, "--append", two, "-o", unused), "a file of sums")
     # Chains of other lengths are added by `reduce` too.
     both = run("reduce", one, two, "--json")

@@ -35,8 +35,10 @@ TABLES = [
     ("words", "a,b\nx,y\n", "other values in a, b"),
     ("one word", "a\n1\nNaN?\n", "other values in a"),
     ("decimal commas", 'a\n"1,5"\n"2,5"\n', "other values in a"),
-    ("semicolons", "a;b\n1;2\n3;4\n", "other values in a;b"),
-    ("tabs", "a\tb\n1\t2\n3\t4\n", "other values in a"),
+    ("bars", "a|b\n1|2\n3|4\n", "other values in a"),
+    ("both signs", "a;gradient_a\n1,234;-0.5\n", "other values in gradient_a"),
+    ("thousands", "a;gradient_a\n1.234,5;-1\n", "other values in a"),
+    ("commas for all", "a,gradient_a\n1,5,-1,5\n2,5,-2,5\n", "separate by semicolons"),
     ("complex", "a\n1+2j\n3+4j\n", "other values in a"),
     ("dates", "a\n2020-01-01\n2020-01-02\n", "other values in a"),
     ("json", '{"a": [1, 2]}\n', "rows of numbers|no row"),
@@ -420,3 +422,11 @@ def test_diagnostic_files(tmp_path, content, words):
 def test_names_that_no_tree_is_saved_under(tmp_path, name):
     with pytest.raises(mp.InputError, match=r"ending in \.nc or \.zarr"):
         mp.save_tree(mp.from_arrays(ONES, -ONES), tmp_path / name)
+
+
+def test_a_table_in_another_encoding_is_refused_without_its_bytes(tmp_path):
+    path = tmp_path / "draws.csv"
+    path.write_text("a,b\n" + "1.0,2.0\n" * 1_000, encoding="utf-16")
+    with pytest.raises(mp.InputError, match="Save it in UTF-8") as told:
+        mp.load_tree(path)
+    assert len(str(told.value)) < 300

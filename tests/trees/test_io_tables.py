@@ -244,3 +244,12 @@ def test_elements_counted_from_one_keep_their_numbers(rng, tmp_path, recwarn):
     assert found.names == ("theta[1]", "theta[2]", "lp__")
     assert read_trace(tree).names == found.names[:2]
     np.testing.assert_allclose(found.mean[:2], x.mean(axis=0))
+
+
+@pytest.mark.parametrize(
+    ("sep", "decimal"), [(";", ","), (";", "."), ("\t", ","), ("\t", ".")], ids=repr
+)
+def test_tables_of_programs_with_a_decimal_comma(table, tmp_path, sep, decimal):
+    found = mp.load_tree(written(table, tmp_path / "x.csv", sep=sep, decimal=decimal))
+    same = mp.load_tree(written(table, tmp_path / "same.csv"))
+    assert found.identical(same)

@@ -139,7 +139,7 @@ def test_arrays_that_do_not_fit(draws, change, words):
 def test_draws_that_are_not_finite_are_placed(draws):
     some = draws.copy()
     some[1, 3] = np.inf
-    with pytest.raises(ValueError, match=r"the first at chain 1, draw 3. Remove them."):
+    with pytest.raises(ValueError, match=r"the first at chain 1, draw 3. Find out what wrote them"):
         from_arrays(some, -some)
     padded = draws.copy()
     padded[-1, -2:] = np.nan

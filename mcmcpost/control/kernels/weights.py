@@ -18,7 +18,7 @@ from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact, ch
 from mcmcpost.control.kernels.systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.problem import Options, Problem, make_problem
-from mcmcpost.core.arguments import as_real, check_kind, check_tree_type
+from mcmcpost.core.arguments import as_real, check_kind, check_trace_type
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.precision import beyond_rounding, in_units, units_of
 from mcmcpost.core.runtime import json_able
@@ -113,7 +113,7 @@ class SteinWeights(NamedTuple):
             "SteinWeights.to_datatree",
             "Pass the trace that the weights were computed for.",
         )
-        check_tree_type(where, tree)
+        check_trace_type(where, tree)
         stats = (
             tree["sample_stats"].to_dataset()
             if "sample_stats" in tree.children
