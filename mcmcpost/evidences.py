@@ -318,7 +318,8 @@ def bridge_evidence(
     warp-III and the fitted bridge, the latter with control variates, and the controlled path from
     the normal to the posterior share the draws; the value is that of the smallest honest error, and
     the others are beside it. It works well where the posterior has one mode; the effective draws in
-    the overlap tell. docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
+    the overlap tell. Modes that no draw has visited are looked for by climbs of the density, not
+    with ``"plain"``. docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters
     ----------
@@ -345,9 +346,10 @@ def bridge_evidence(
     Returns
     -------
     Evidence : value and mcse in nats, status, every method in `estimates`; `to_dataframe()`,
-        `to_datatree()`. `info` has ``participants``, ``pareto_khat``, and how many ``densities``
-        and ``gradients`` were evaluated; of weighted draws also ``weights_ess`` and
-        ``weights_khat``, above 0.7 of which the status is ``heavy_tail``.
+        `to_datatree()`. `info` has ``participants``, ``pareto_khat``, how many ``densities`` and
+        ``gradients`` were evaluated, and in ``modes`` what was looked for outside the draws; of
+        weighted draws also ``weights_ess`` and ``weights_khat``, above 0.7 of which the status is
+        ``heavy_tail``.
 
     Raises
     ------
@@ -361,7 +363,7 @@ def bridge_evidence(
     ScoreWarning : Stein's identity fails for another reason: plain bridges alone, with status
         ``bad_scores`` where the draws may be of another density.
     EvidenceWarning : the overlap is poor, a few weighted draws decide, chains or halves disagree,
-        or methods differ by more than four joint errors.
+        a mode has no draws, or methods differ by more than four joint errors.
     ConvergenceWarning : transitions were divergent, or two chains are the same. A region without
         draws, such as the neck of a funnel, is missing from the fitted density too, and no bridge
         can show it.

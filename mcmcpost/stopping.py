@@ -319,7 +319,9 @@ def until(
             bar.set_postfix_str(_how_far(found))
             # Errors fall as one over the root of the draws: the share of the draws that is done is
             # the inverse square.
-            bar.n = min(100, round(100 / max(found.excess, 1e-9) ** 2))
+            # An aim of 1e-300 is 1e299 times away, whose square is no float.
+            excess = min(found.excess, 1e9)
+            bar.n = min(100, round(100 / max(excess, 1e-9) ** 2))
             bar.refresh()
             sizes = tree[GROUP].sizes
             # In batches, as `done`: of how many draws a batch has, the tree knows.
@@ -333,7 +335,7 @@ def until(
                     )
                 break
             # At most as many again: an early error, of few draws, may be far too large.
-            needed = math.ceil(done * min(found.excess**2 * AHEAD, 2.0))
+            needed = math.ceil(done * min(excess**2 * AHEAD, 2.0))
             wanted = min(max(needed, done + 1), most)
     assert tree is not None
     if estimate is None:  # of an interrupted look

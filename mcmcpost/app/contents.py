@@ -323,6 +323,7 @@ def diagnostics_text(evidence: Evidence) -> str:
         parts += [f"{info['round_trips']} round trips"] if "round_trips" in info else []
     if "participants" in info:
         parts.append(f"{info['participants']:.0f} effective draws overlap with the fitted density")
+    parts += [info["modes"]] if "modes" in info else []
     if "halves" in info:
         pairs = zip(info["halves"], info["halves_mcse"], strict=True)
         parts.append(

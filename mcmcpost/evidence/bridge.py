@@ -160,7 +160,7 @@ def half_overlap(halves: list[Half], log_z: float) -> BridgeOverlap:
     parts = [half.split(half.log_ratio[:, None]) for half in halves]
     return BridgeOverlap(
         tuple(
-            _equal(drawn, half.weights)[:, 0] - log_z
+            equal_rows(drawn, half.weights)[:, 0] - log_z
             for (drawn, _), half in zip(parts, halves, strict=True)
         ),
         tuple(proposed[:, 0] - log_z for _, proposed in parts),
@@ -281,7 +281,7 @@ def evaluate_halves(
     one, other = (_part(points, weights, rows) for rows in half_rows(points.shape[1], weights))
     found = []
     for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
-        fitted = _equal(fit.draws, fit.weights)
+        fitted = equal_rows(fit.draws, fit.weights)
         warp = (
             fit_warp(WHERE, fitted, names, fit.ess)
             if bent
@@ -338,7 +338,7 @@ def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
     # Of the fitted draws, not of those to be bridged, which would have a part in the map.
     log_z = solve_bridge(drawn, proposed, fit.ess, fit.weights).value
     if not np.isfinite(log_z):
-        return _equal(fit.draws, fit.weights), fit.ess
+        return equal_rows(fit.draws, fit.weights), fit.ess
     shift = np.log(fit.ess / len(proposed)) - log_z
     each = (
         fit.ess / drawn.size * (np.ones(drawn.shape) if fit.weights is None else fit.weights.values)
@@ -408,7 +408,9 @@ def half_rows(num_draws: int, weights: Weights | None) -> tuple[slice, slice]:
     return slice(None, num_draws // 2), slice(num_draws // 2, None)
 
 
-def _equal(rows: Float[np.ndarray, "c n k"], weights: Weights | None) -> Float[np.ndarray, "m k"]:
+def equal_rows(
+    rows: Float[np.ndarray, "c n k"], weights: Weights | None
+) -> Float[np.ndarray, "m k"]:
     """Return the rows of all chains, repeated or left out as their weights say."""
     flat = rows.reshape(-1, rows.shape[-1])
     return flat if weights is None else flat[weights.repeated()]
@@ -652,7 +654,7 @@ def too_few(points: Float[np.ndarray, "c n d"], weights: Weights | None = None) 
     for rows in half_rows(n, weights):
         own = None if weights is None else weights.select(rows)
         # d + 1 states span a covariance of full rank at best; one more leaves something to bridge.
-        if len(np.unique(_equal(points[:, rows], own), axis=0)) < d + 2 or (
+        if len(np.unique(equal_rows(points[:, rows], own), axis=0)) < d + 2 or (
             own is not None and own.ess < d + 2
         ):
             return True

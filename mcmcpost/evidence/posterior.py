@@ -21,6 +21,7 @@ from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.precision import in_either_precision
+from mcmcpost.core.runtime import significant
 from mcmcpost.evidence.bridge import (
     MAX_PROPOSALS,
     MIN_PARTICIPANTS,
@@ -31,6 +32,7 @@ from mcmcpost.evidence.bridge import (
     check_values,
     checked_density,
     controlled_bridge,
+    equal_rows,
     evaluate_halves,
     half_overlap,
     no_bridge,
@@ -43,6 +45,7 @@ from mcmcpost.evidence.bridge import (
 )
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder, make_ladder
 from mcmcpost.evidence.log_evidence import halves_complaint
+from mcmcpost.evidence.modes import DISTANCES, ModeSearch, search_modes
 from mcmcpost.evidence.path import LastRung, PooledPath, path_error, pooled_path
 from mcmcpost.evidence.record import Evidence
 from mcmcpost.evidence.warp import Normal
@@ -69,6 +72,9 @@ twenty of these units, 1.7 times."""
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves
 share."""
+
+NAMED = 6
+"""Coordinates of a mode that a complaint names."""
 
 FEW_PARTICIPANTS = 100.0
 """Effective draws in the overlap below which the error itself is uncertain."""
@@ -233,10 +239,32 @@ def estimate_from_posterior(
             densities, gradients = densities + c * n, gradients + c * n
     # Of the density itself: the symmetrised one would hide a one-sided tail.
     size |= {"pareto_khat": estimates[1].info["khat_proposals"]}
-    size |= {"densities": densities, "gradients": gradients}
     estimates = [e.with_rounding(posterior.log_density) for e in estimates]
     # Chains that disagree spoil every bridge alike, so that all are refused before one is chosen.
     ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
+    size |= {"modes": NOT_SEARCHED}
+    if len(ordered) > 2 and np.isfinite(ordered[0].value):
+        try:
+            search = search_modes(
+                equal_rows(points, weights),
+                names,
+                posterior.values,
+                posterior.slopes,
+                log_z=ordered[0].value,
+                error=ordered[0].error,
+                ess=sum(half.ess for half in halves),
+                key=jax.random.fold_in(key, 2),
+            )
+        except (RuntimeError, ValueError) as error:
+            # A solver inside the model may raise where no proposal comes: the bridge is as good as
+            # it was, and says that nothing was looked for.
+            size["modes"] = f"{NOT_SEARCHED}: far from them the density raises {error!r:.200}"
+        else:
+            gradients += search.num_gradients
+            size["modes"] = _what_was_found(search, names)
+            if search.missed:
+                ordered = [_refuse(e, size["modes"]) for e in ordered]
+    size |= {"densities": densities, "gradients": gradients}
     uneven = _uneven(weights)
     if uneven:
         ordered = [
@@ -245,6 +273,31 @@ def estimate_from_posterior(
         ]
     evidence = _evidence(ordered, uneven + _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
+
+
+NOT_SEARCHED = "modes that no draw has visited were not looked for"
+
+
+def _what_was_found(search: ModeSearch, names: tuple[str, ...]) -> str:
+    """Return in one sentence what was looked for outside the draws, and what was there."""
+    climbs = f"{search.num_starts} climbs from {DISTANCES[0]:g} to {DISTANCES[-1]:g} sd away"
+    if not search.missed:
+        return f"{climbs} met no mode without draws"
+    shown = ", ".join(
+        f"{name} = {significant(float(x), 3)}"
+        for name, x in zip(names[:NAMED], search.mode[:NAMED], strict=True)
+    )
+    more = ", …" if len(names) > NAMED else ""
+    return (
+        f"{climbs} met a mode without draws, at {shown}{more}, of at least "
+        f"{significant(search.missed, 2)} times the mass that the draws have: start chains there"
+    )
+
+
+def _refuse(estimate: EvidenceEstimate, reason: str) -> EvidenceEstimate:
+    if estimate.status is Status.NOT_CONVERGED:
+        return estimate
+    return estimate._replace(status=Status.NOT_CONVERGED, info=estimate.info | {"reason": reason})
 
 
 def _number_of_proposals(num_draws: int) -> int:

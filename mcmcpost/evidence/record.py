@@ -47,8 +47,9 @@ class Evidence(NamedTuple):
     info : JSON-able facts. ``halves`` and ``halves_mcse``: the value from the earlier and the later
         half of each chain. Of a ladder also ``reference`` (``prior``, or ``fitted normal``),
         ``barrier`` Λ, ``advised_rungs`` and, with replica exchange, ``round_trips``; of a trace
-        ``participants``, ``pareto_khat``, and how many ``densities`` and ``gradients`` were
-        evaluated; ``score_gate`` what the gate found, where it failed.
+        ``participants``, ``pareto_khat``, how many ``densities`` and ``gradients`` were evaluated,
+        and ``modes``, a sentence on what was looked for outside the draws; ``score_gate`` what the
+        gate found, where it failed.
     diagnostics : of a ladder, for the rungs in `used`, barrier, rejection and swap rates and where
         the error comes from; of a trace the overlap of posterior and fitted density. None where it
         is unknown.

@@ -102,11 +102,13 @@ def test_only_what_is_named_is_waited_for_and_aims_may_be_relative():
         ask(batches(2), {"c": 0.1})
 
 
-def test_a_budget_ends_it_with_a_warning():
+@pytest.mark.parametrize(("aim", "shown"), [(0.001, r"0\.0010"), (1e-300, "1.0e-300")])
+def test_a_budget_ends_it_with_a_warning(aim, shown):
+    """An aim whose distance has no square in floats too."""
     with pytest.warns(
-        UserWarning, match=r"1,000 draws do not suffice, the error of [ab] is .*, asked 0\.0010"
+        UserWarning, match=f"1,000 draws do not suffice, the error of [ab] is .*, asked {shown}"
     ):
-        found = ask(batches(3), 0.001, max_draws=1_000)
+        found = ask(batches(3), aim, max_draws=1_000)
     assert not found.reached
     assert found.tree["posterior"].sizes["draw"] == 200
 
