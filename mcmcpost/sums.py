@@ -612,7 +612,7 @@ def _over_chunks(
     shared = dask.delayed((given, kept, frame, facts), traverse=False)
     # A layer of the graph made at once: of `delayed` calls each would look through all before it.
     name = f"sums-{uuid4().hex}"
-    tasks: dict[tuple[str, int], tuple[Any, ...]] = {}
+    tasks: dict[Any, tuple[Any, ...]] = {}
     # A box of chains and draws each, whose sums know where they belong.
     for (i, of_chains), (k, of_draws) in itertools.product(
         enumerate(slices_of(chains)), enumerate(slices_of(lengths))
