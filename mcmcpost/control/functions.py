@@ -175,17 +175,17 @@ class Regression:
 
         def solve(inside: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             # The last column is eliminated: what functions of a quantity share is factorised once.
-            part = np.linalg.solve(self.gram, inside)
-            last = (last - (by_column * part).sum(axis=1)) / pivot
-            return part - by_last * last[:, None], last
+            own, part = slice(len(last)), np.linalg.solve(self.gram[: len(last)], inside)
+            last = (last - (by_column[own] * part).sum(axis=1)) / pivot[own]
+            return part - by_last[own] * last[:, None], last
 
-        # What some of the folds do not determine is zero there, by (ε/(λ + ε))² in a direction of
-        # square λ. With that of the fit on all, the only draw beyond a threshold was reproduced
-        # without its own fold: of Student's t P(h > t) was 1e-9 ± 1e-8 where it was 1e-3.
-        every = np.broadcast_to(start, (len(self.sets), *start.shape))
-        inside, last_inside = solve(*solve(every, np.broadcast_to(own, square.shape)))
-        theta, gamma = solve(by_values, along)
-        theta, gamma = theta + start - STEADY**2 * inside, gamma + own - STEADY**2 * last_inside
+        # What the other folds do not determine is zero without a fold, by (ε/(λ + ε))² where its
+        # square is λ: the only draw beyond a threshold must not be reproduced without its own fold.
+        every = np.broadcast_to(start, (k, *start.shape))
+        inside, last_inside = solve(*solve(every, np.broadcast_to(own, (k, p))))
+        theta, gamma = (a + b for a, b in zip(solve(by_values, along), (start, own), strict=True))
+        theta[:k] -= STEADY**2 * inside
+        gamma[:k] -= STEADY**2 * last_inside
         constants = np.einsum("r,srp->sp", self.rule, theta) + gamma * last_rule
         # Quarters would be fits on too few draws for some twenty splines.
         refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
