@@ -432,10 +432,7 @@ def assemble(
             seen, chosen = Residuals.of(residual, asked, weights), fit.select(some)
             mean = own.location + own.scale * chosen.mean
             # In the problem's units, in which integrands have unit standard deviation.
-            beyond = None
-            if sizes is not None:
-                beyond = sizes[index] * np.minimum(without.mean, 1 - without.mean)
-            mcse = own.scale * total_error(own, chosen, seen.error / own.scale, beyond)
+            mcse = own.scale * total_error(own, chosen, seen.error / own.scale)
             part = judge(
                 mean, mcse, seen, without, chosen.status, chosen.method, own.outline, options
             )

@@ -115,14 +115,12 @@ class Outline(NamedTuple):
     """What the choice of a fit and its error need to know of draws beside their sums.
 
     sizes : (k,) draws of each fold, by weight.
-    participants : (p,) draws that make up the variance of a quantity. fewest : those of a
-        coordinate. num_train : those of the smallest fit without a fold. num_coordinates : d. All
-        as in `Problem`.
+    participants : (p,) draws that make up the variance of a quantity. num_train : those of the
+        smallest fit without a fold. num_coordinates : d. All as in `Problem`.
     """
 
     sizes: Float[np.ndarray, " k"]
     participants: Float[np.ndarray, " p"]
-    fewest: float
     num_train: int
     num_coordinates: int
 

@@ -92,7 +92,7 @@ class Problem(NamedTuple):
     def outline(self) -> Outline:
         """What is known of the problem without its states."""
         sizes = self.folds.totals(self.counts[:, None])[:, 0]
-        return Outline(sizes, self.participants, self.fewest, self.num_train, self.draws.shape[1])
+        return Outline(sizes, self.participants, self.num_train, self.draws.shape[1])
 
     @property
     def labels(self) -> Int[np.ndarray, " m"]:

@@ -44,10 +44,7 @@ rate is believed in full, and from which none is."""
 
 
 def total_error(
-    problem: Problem,
-    fit: FoldFit,
-    residual_error: Float[np.ndarray, " p"],
-    beyond: Float[np.ndarray, " p"] | None = None,
+    problem: Problem, fit: FoldFit, residual_error: Float[np.ndarray, " p"]
 ) -> Float[np.ndarray, " p"]:
     """Return the standard error of the fit's mean, in the problem's units.
 
@@ -70,14 +67,13 @@ def total_error(
     Parameters
     ----------
     residual_error : (p,) in the problem's units, as the result is.
-    beyond : (p,) as for `event_inflation`, where the integrands are events.
     """
     # The mean of the held-out residuals, which must agree with the fit's own constant.
     crossfit = (
         problem.counts @ problem.values - problem.counts @ fit.control
     ) / problem.counts.sum()
     return combined_error(
-        problem.outline, fit.mean, fit.refits, crossfit, residual_error, fit.doubt, beyond
+        problem.outline, fit.mean, fit.refits, crossfit, residual_error, fit.doubt
     )
 
 
@@ -88,18 +84,12 @@ def combined_error(
     crossfit: Float[np.ndarray, " p"],
     residual_error: Float[np.ndarray, " p"],
     doubt: Float[np.ndarray, " p"] | float = 0.0,
-    beyond: Float[np.ndarray, " p"] | None = None,
 ) -> Float[np.ndarray, " p"]:
     """Return `total_error` from the mean, the refits, and the mean and the error of the held-out
-    residuals.
-
-    beyond : as for `event_inflation`, NaN for an integrand that is no event.
-    """
+    residuals."""
     # `fmax`: where no refit was made its NaN gives way to the residual error.
     variance = np.fmax(SAFETY * refit_variance(outline, mean, refits), residual_error**2)
     inflation = tail_inflation(outline.participants, outline.total)
-    if beyond is not None:
-        inflation = np.fmin(inflation, event_inflation(beyond, outline.fewest, outline.total))
     return np.sqrt(variance * inflation + (mean - crossfit) ** 2 + doubt**2)
 
 
@@ -233,21 +223,6 @@ def residual_variance(
     for rows in in_blocks(*control.shape):
         squares += counts[rows] @ (problem.values[rows] - control[rows] - mean) ** 2
     return squares / total
-
-
-def event_inflation(
-    beyond: Float[np.ndarray, " p"], fewest: float, total: float
-) -> Float[np.ndarray, " p"]:
-    """Return √(m/3P)·(1 + 5/t + 200/t²), P of the coordinates, by which the variance of the
-    probability of an event is enlarged at most.
-
-    An event is bounded: no tail of its own can be missing, as `tail_inflation` takes for granted,
-    by which errors of P(h ≤ t) at 0.01 were three times too large. What it needs to know is how few
-    effective draws t, beyond the threshold, tell how wrong a fit is there.
-    """
-    with np.errstate(divide="ignore"):
-        few = 1 + 5 / beyond + 200 / beyond**2
-    return np.sqrt(max(total / (3.0 * fewest), 1.0)) * few
 
 
 DISAGREEMENT = 2.9e-7

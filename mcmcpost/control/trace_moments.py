@@ -430,10 +430,8 @@ class TraceMoments(NamedTuple):
         sizes, first = moments.gram[:, 0, 0], moments.cross[:, 0]
         draws, sample = self._kept("draws"), self._kept("sample")[:, columns]
         # Of the draws that are kept; all have as large a share of draws that make up the variance.
-        fewest = float(participants(draws).min()) / len(draws) * total
-        involved = np.minimum(participants(sample) / len(draws) * total, fewest)
-        num_train = int(total - sizes.max())
-        outline = Outline(sizes, involved, fewest, num_train, len(features.shift))
+        share = np.minimum(participants(sample), participants(draws).min()) / len(draws)
+        outline = Outline(sizes, share * total, int(total - sizes.max()), len(features.shift))
         mean = first.sum(axis=0) / total
         spread = plain.sd[columns] / features.unit[columns]
         alone = combined_error(
@@ -465,13 +463,8 @@ class TraceMoments(NamedTuple):
         seen = Residuals(
             location + unit * crossfit, unit**2 * variance, unit * error, plain.sd[columns] ** 2
         )
+        mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
         without = columnwise(lambda field: field[columns], plain)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            beyond = np.minimum(without.mean, 1 - without.mean) * (without.sd / without.mcse) ** 2
-        beyond = np.where(self.features.events[columns], beyond, np.nan)
-        mcse = unit * combined_error(
-            outline, fits.mean, fits.refits, crossfit, error, fits.doubt, beyond
-        )
         return judge(
             location + unit * fits.mean,
             mcse,
