@@ -315,7 +315,8 @@ def check_tree_type(where: str, tree: object) -> None:
 def check_trace_type(where: str, tree: object) -> None:
     """Refuse what is not a DataTree, and sums, which have no draws."""
     of_sums = hasattr(tree, "num_chains") and hasattr(tree, MOMENTS)
-    if of_sums or MOMENTS in getattr(tree, "children", ()):
+    # A class has properties where its objects have values.
+    if not isinstance(tree, type) and (of_sums or MOMENTS in getattr(tree, "children", ())):
         cure = (
             "They give means, by expectation and summary, on the command line by reduce; all else "
             "needs the trace."

@@ -245,16 +245,17 @@ def estimate_from_posterior(
     size |= {"modes": NOT_SEARCHED}
     if len(ordered) > 2 and np.isfinite(ordered[0].value):
         try:
-            search = search_modes(
-                equal_rows(points, weights),
-                names,
-                posterior.values,
-                posterior.slopes,
-                log_z=ordered[0].value,
-                error=ordered[0].error,
-                ess=sum(half.ess for half in halves),
-                key=jax.random.fold_in(key, 2),
-            )
+            with np.errstate(all="ignore"):  # in a density of NumPy, so far out
+                search = search_modes(
+                    equal_rows(points, weights),
+                    names,
+                    posterior.values,
+                    posterior.slopes,
+                    log_z=ordered[0].value,
+                    error=ordered[0].error,
+                    ess=sum(half.ess for half in halves),
+                    key=jax.random.fold_in(key, 2),
+                )
         except (RuntimeError, ValueError) as error:
             # A solver inside the model may raise where no proposal comes: the bridge is as good as
             # it was, and says that nothing was looked for.
