@@ -51,7 +51,7 @@ DISTANCE = 1e-8
 """Smallest distance of a column of unit norm from the span of those before it."""
 
 STEADY = 1e-9
-"""Ridge of a small regression on some of the folds, by the fit on all where these determine it."""
+"""Ridge of a small regression on some of the folds, which hardly moves what these determine."""
 
 
 def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
@@ -175,9 +175,9 @@ class Regression:
 
         def solve(inside: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             # The last column is eliminated: what functions of a quantity share is factorised once.
-            own, part = slice(len(last)), np.linalg.solve(self.gram[: len(last)], inside)
-            last = (last - (by_column[own] * part).sum(axis=1)) / pivot[own]
-            return part - by_last[own] * last[:, None], last
+            sets, theta = slice(len(last)), np.linalg.solve(self.gram[: len(last)], inside)
+            last = (last - (by_column[sets] * theta).sum(axis=1)) / pivot[sets]
+            return theta - by_last[sets] * last[:, None], last
 
         # What the other folds do not determine is zero without a fold, by (ε/(λ + ε))² where its
         # square is λ: the only draw beyond a threshold must not be reproduced without its own fold.

@@ -21,10 +21,9 @@ ENTRIES = 1 << 20
 LARGE = 1 << 22
 """Entries (32 MB) above which an array is not formed whole."""
 
-TASKS, MOST = 2_000, 1 << 24
-"""Pieces in which a large trace is read, at most, while one has no more entries (134 MB) than a
-worker bears. Dask's scheduler has to be told of each, for each variable: half a millisecond of the
-client's time."""
+PIECES, LARGEST_PIECE = 2_000, 1 << 24
+"""Pieces in which a large trace is read, at most, as long as each has no more entries (134 MB) than
+a worker bears. Telling dask's scheduler of one takes the client milliseconds."""
 
 COLUMNS = 8
 """The number of integrands is padded to a multiple of this, so that different numbers share one
@@ -36,16 +35,17 @@ def is_large(entries: int) -> bool:
     return entries > LARGE
 
 
-def piece_size(entries: int, least: int) -> int:
+def piece_size(entries: int, least: int | None = None) -> int:
     """Return the entries of a piece of an array of `entries` that is read piece by piece, `least`
-    or more."""
-    return max(least, min(entries // TASKS, MOST))
+    (by default `ENTRIES`) or more."""
+    least = ENTRIES if least is None else least
+    return max(least, min(entries // PIECES, LARGEST_PIECE))
 
 
-def in_blocks(length: int, width: int, most: int = ENTRIES) -> Iterator[slice]:
-    """Yield slices of an axis of `length`, each of at most `most` entries where one index has
-    `width` of them."""
-    step = max(1, most // max(width, 1))
+def in_blocks(length: int, width: int, most: int | None = None) -> Iterator[slice]:
+    """Yield slices of an axis of `length`, each of at most `most` (by default `ENTRIES`) entries
+    where one index has `width` of them."""
+    step = max(1, (ENTRIES if most is None else most) // max(width, 1))
     yield from (slice(start, min(start + step, length)) for start in range(0, length, step))
 
 

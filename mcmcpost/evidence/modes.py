@@ -29,6 +29,8 @@ NEAR = 0.5
 """Standard deviations of the draws below which two ends of climbs are one mode."""
 
 MOST_MODES = 8
+"""Ends of climbs that are looked at, those of most climbs first: each takes `NUM_CHECKS`
+densities."""
 
 SHARE = 0.9
 """Probability of the ellipsoid about a mode in which draws are counted, were it normal."""
@@ -98,17 +100,17 @@ def search_modes(
         blocks = -(-len(points) // NUM_STARTS)
         blocks_done += blocks
         rows = normal.restore(points[np.minimum(np.arange(blocks * NUM_STARTS), len(points) - 1)])
-        found = [slopes(block) for block in np.split(rows, blocks)]
-        return -np.concatenate(found)[: len(points)] @ normal.lower
+        blocks_of_slopes = [slopes(block) for block in np.split(rows, blocks)]
+        return -np.concatenate(blocks_of_slopes)[: len(points)] @ normal.lower
 
     ends, settled = _climb(downhill, z[chosen], starts)
     modes = _different(ends[settled])[:MOST_MODES]
-    found = ModeSearch(NUM_STARTS, 0, 0.0, np.full(d, np.nan))
+    search = ModeSearch(NUM_STARTS, 0, 0.0, np.full(d, np.nan))
     for mode, k in zip(modes, jax.random.split(for_checks, MOST_MODES), strict=False):
         missed = _missed(mode, z, normal, values, downhill, log_z, k)
-        if missed > max(error, LEAST_EXPECTED / ess, found.missed):
-            found = found._replace(missed=missed, mode=normal.restore(mode[None])[0])
-    return found._replace(num_gradients=blocks_done * NUM_STARTS)
+        if missed > max(error, LEAST_EXPECTED / ess, search.missed):
+            search = search._replace(missed=missed, mode=normal.restore(mode[None])[0])
+    return search._replace(num_gradients=blocks_done * NUM_STARTS)
 
 
 def _climb(
@@ -119,7 +121,8 @@ def _climb(
     """Return where climbs from origin + jump end, and which of them ended at a stationary point.
 
     BFGS with a radius for each climb, by gradients alone: log q far out may be −∞, or not a number,
-    where its gradient is not finite either, and steps there are shortened.
+    where its gradient is not finite either, and steps there are shortened. All climbs take a step
+    at once, so that a batch of gradients serves them; SciPy's minimisers climb one after the other.
     """
     m, d = origins.shape
     at, step = origins, jumps

@@ -249,17 +249,17 @@ def estimate_from_posterior(
                 search = search_modes(
                     equal_rows(points, weights),
                     names,
-                    posterior.values,
-                    posterior.slopes,
+                    _far_out(posterior.values),
+                    _far_out(posterior.slopes),
                     log_z=ordered[0].value,
                     error=ordered[0].error,
                     ess=sum(half.ess for half in halves),
                     key=jax.random.fold_in(key, 2),
                 )
-        except (RuntimeError, ValueError) as error:
+        except _DensityFailed as error:
             # A solver inside the model may raise where no proposal comes: the bridge is as good as
             # it was, and says that nothing was looked for.
-            size["modes"] = f"{NOT_SEARCHED}: far from them the density raises {error!r:.200}"
+            size["modes"] = f"{NOT_SEARCHED}: far from them the density raises {error}"
         else:
             gradients += search.num_gradients
             size["modes"] = _what_was_found(search, names)
@@ -274,6 +274,24 @@ def estimate_from_posterior(
         ]
     evidence = _evidence(ordered, uneven + _complaints(ordered[0]), size)
     return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
+
+
+class _DensityFailed(Exception):
+    """A density, or its gradient, raised an error where no draw is."""
+
+
+def _far_out(
+    function: Callable[[np.ndarray], np.ndarray],
+) -> Callable[[np.ndarray], np.ndarray]:
+    """Return the function with its own errors told from those of the search."""
+
+    def call(points: np.ndarray) -> np.ndarray:
+        try:
+            return function(points)
+        except (RuntimeError, ValueError) as error:
+            raise _DensityFailed(f"{error!r:.200}") from error
+
+    return call
 
 
 NOT_SEARCHED = "modes that no draw has visited were not looked for"

@@ -57,7 +57,7 @@ def stuck_chains(trace: Trace) -> Finding | None:
         f"Score gate: expected chains that move, got the same {n} draws in chain{'s' * many} "
         f"{_listed(np.flatnonzero(still))}: stuck where {'they' if many else 'it'} began, as at a "
         f"step size that is too large. Leave {'them' if many else 'it'} out, "
-        f"tree.sel(chain={kept}), or sample again.",
+        f"tree.isel(chain={kept}), or sample again.",
     )
 
 

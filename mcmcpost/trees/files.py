@@ -26,7 +26,7 @@ from mcmcpost.core.arguments import (
     check_tree_type,
     missing_file,
 )
-from mcmcpost.core.arrays import ENTRIES, in_blocks, piece_size
+from mcmcpost.core.arrays import in_blocks, piece_size
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import (
     ADDED,
@@ -647,7 +647,7 @@ def _pieces(variable: "xarray.DataArray") -> tuple[int, tuple[int, ...]]:
     )
     length, chunk = variable.shape[axis], chunks[axis]
     pieces = in_blocks(
-        -(-length // chunk), variable.size // length * chunk, piece_size(variable.size, ENTRIES)
+        -(-length // chunk), variable.size // length * chunk, piece_size(variable.size)
     )
     return axis, tuple(min(one.stop * chunk, length) - one.start * chunk for one in pieces)
 

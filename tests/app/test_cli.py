@@ -445,11 +445,12 @@ def test_version_and_help(run):
     assert "reduce" in run("--help").out
 
 
-def test_warnings_are_one_line(capsys, monkeypatch):
+def test_warnings_are_one_line_and_told_once_a_command(capsys, monkeypatch):
     monkeypatch.setattr(cli, "cache_directory", lambda: None)
     with cli._program(), warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.warn("two\n  lines", UserWarning, stacklevel=1)
+        for _ in range(2):
+            warnings.warn("two\n  lines", UserWarning, stacklevel=1)
     assert capsys.readouterr().err == "mcmcpost: warning: two lines\n"
 
 

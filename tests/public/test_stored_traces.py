@@ -38,6 +38,16 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("mcmcpost.sums.LARGE", 100)
 
 
+def test_pieces_grow_with_a_trace_until_a_worker_has_enough():
+    """Of 10⁹ draws of 50 parameters dask is told of 3,000 pieces, not of 48,000."""
+    assert [arrays.piece_size(n) for n in (10**6, 10**10, 5 * 10**10)] == [
+        1 << 20,
+        5 * 10**6,
+        1 << 24,
+    ]
+    assert arrays.piece_size(10**6, 1 << 22) == 1 << 22
+
+
 @pytest.fixture
 def nothing_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
