@@ -15,8 +15,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.features.families import AbstractFamily, controls_of
-from mcmcpost.control.features.polynomial_basis import independent_columns
+from mcmcpost.control.features.families import AbstractFamily, controls_of, independent_columns
 from mcmcpost.control.folds import Subsets
 from mcmcpost.control.method import ROUNDING, FoldFit, Refits
 from mcmcpost.control.moments import Moments, Outline

@@ -22,7 +22,7 @@ from mcmcpost.control import (
     SemiExact,
     Subsets,
 )
-from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control.features.families import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernels.choice import (
     DEFAULT_NUGGET,
     MIN_ITERATIVE_NUGGET,

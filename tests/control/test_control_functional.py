@@ -16,7 +16,7 @@ from mcmcpost.control import (
     Subsets,
     solve_stein_weights,
 )
-from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control.features.families import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernels.choice import OwnGridREML
 from mcmcpost.control.kernels.systems import (
     KernelData,

@@ -21,7 +21,7 @@ from mcmcpost.control import (
     ZeroVariance,
     standard_coordinates,
 )
-from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control.features.families import exponents_of_degree, polynomial_basis
 from mcmcpost.control.method import no_control
 from mcmcpost.control.problem import draw_folds
 from mcmcpost.core.errors import Status

@@ -19,6 +19,7 @@ from mcmcpost.control.features.quantity import (
     coordinate_of,
     surrogates,
 )
+from mcmcpost.control.features.regression import Regression
 from mcmcpost.control.features.structure import (
     Blocks,
     Diagonal,
@@ -29,7 +30,6 @@ from mcmcpost.control.features.structure import (
 )
 from mcmcpost.control.functions import (
     MOST_STEPS,
-    Regression,
     _steps_of,
     crossfit_functions,
     fields_of,
@@ -342,6 +342,41 @@ def test_the_only_draw_beyond_a_threshold_is_not_reproduced_without_its_fold(rng
     fit = regression.crossfit(problem._replace(values=alone), "own", alone)
     np.testing.assert_allclose(fit.mean, 0.0, atol=1e-9)
     assert (np.abs(fit.control[7]) < 1e-5).all()  # it was one, and the error nothing
+
+
+@pytest.mark.parametrize("weighting", ["none", "repeats", "weights"])
+def test_the_outermost_states_are_left_out_at_either_end(rng, weighting):
+    problem, shared, _ = own_problem(rng, 0.1, weighting)
+    m, root = problem.num_states, np.sqrt(problem.counts)[:, None]
+    value = rng.normal(size=len(problem.counts))
+    # States 40 to 43 are one visit, after which three others are needed; at the other end are four
+    # single ones.
+    value[40:44] = 9.0
+    value[[3, 20, 60]] = 8.0
+    value[[10, 30, 50, 70]] = -8.0
+    design = np.concatenate([np.ones((m, 1)), shared[:m, :2]], axis=1)
+
+    def mean_without(rows):
+        kept = np.setdiff1d(np.arange(m), rows)
+        return np.linalg.lstsq(
+            design[kept] * root[kept], problem.values[kept] * root[kept], rcond=None
+        )[0][0]
+
+    moved = [
+        mean_without(rows) - mean_without([])
+        for rows in ([*range(40, 44), 3, 20, 60], [10, 30, 50, 70])
+    ]
+    found = Regression(problem, shared).outermost(problem, value)
+    np.testing.assert_allclose(found, np.hypot(*moved), rtol=1e-4)
+
+
+@pytest.mark.parametrize(("seed", "draws"), [(1030, 500), (1032, 200), (1010, 200)])
+def test_what_grows_beyond_the_draws_is_in_the_error(seed, draws):
+    """The mean of exp(x) was 14, 8 and 5 errors off where no draw was far out."""
+    x = np.random.default_rng(seed).normal(size=(draws, 3)).reshape(4, -1, 3)
+    found = mp.expectation(mp.from_arrays(x, -x), np.exp(x[..., 0]))
+    assert abs(found.mean[0] - np.exp(0.5)) < 3.0 * found.mcse[0]
+    assert found.gain[0] > 20.0
 
 
 def test_what_an_integrand_is_a_function_of_is_told_from_its_values(rng):

@@ -5,7 +5,7 @@ import pytest
 from control_cases import estimate, gaussian_trace
 
 from mcmcpost.control import Lasso, LeastSquares, Ridge, ZeroVariance
-from mcmcpost.control.features.polynomial_basis import independent_columns
+from mcmcpost.control.features.families import independent_columns
 from mcmcpost.control.zero_variance import lasso_path
 from mcmcpost.core.errors import Status
 from mcmcpost.trace import make_trace

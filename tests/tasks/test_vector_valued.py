@@ -6,7 +6,7 @@ import pytest
 from normal_task_cases import KERNEL, RELATED, joint_problem, normal_task, related_tasks, smooth
 
 from mcmcpost.control import Options, PlainMean, Sample
-from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control.features.families import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernels.systems import crossfit_dense, kernel_data
 from mcmcpost.control.problem import join, make_problem
 from mcmcpost.control.standard_errors import judged_variance

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Float, Int
 
-from mcmcpost.control.features.polynomial_basis import (
+from mcmcpost.control.features.families import (
     Features,
     basis_with_features,
     by_fold,

@@ -12,7 +12,7 @@ import scipy.linalg
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array, Float, Int, PyTree
 
-from mcmcpost.control.features.polynomial_basis import exponents_of_degree, polynomial_basis
+from mcmcpost.control.features.families import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernels.choice import REML, GridREML, tune
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact, choose_solver
 from mcmcpost.control.kernels.systems import mean_diagonal, normalised_gram, solve_iterative

@@ -1,0 +1,165 @@
+"""The regression of functions of one quantity on a few columns, which all of them share but one."""
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from mcmcpost.control.folds import Subsets
+from mcmcpost.control.method import FoldFit, Refits
+from mcmcpost.control.problem import Problem
+from mcmcpost.core.errors import Status
+
+DISTANCE = 1e-8
+"""Smallest distance of a column of unit norm from the span of those before it."""
+
+STEADY = 1e-9
+"""Ridge of a small regression on some of the folds, which hardly moves what these determine."""
+
+OUTERMOST_VISITS = 4
+"""Visits to either end of a quantity without which the means of its functions are looked at."""
+ONE_VISIT = 3
+"""Steps of a chain up to which two states there belong to one visit."""
+
+
+class Regression:
+    """The regression of functions of one quantity on columns that all of them have, and on one of
+    each.
+
+    As in `mcmcpost.control.linear`, sums are those of an orthonormal basis with what the fit on all
+    draws leaves. What the functions share is made once.
+    """
+
+    def __init__(self, problem: Problem, shared: Float[np.ndarray, "m q"]) -> None:
+        """Prepare for integrands at the states of a problem; its own are not looked at."""
+        n, k = problem.num_states, problem.folds.num_folds
+        self.root = np.sqrt(problem.counts[:n])[:, None]
+        # Orthonormal, so that sums over folds of what the fit on all leaves have as many digits as
+        # that has.
+        self.basis, self.rule = _orthonormal(shared[:n], self.root)
+        self.folds = [np.flatnonzero(problem.labels[:n] == fold) for fold in range(k)]
+        self.parts = [self.basis[rows] for rows in self.folds]
+        halves = Subsets.of(k).halves
+        # Without each fold, on halves, and on all.
+        self.sets = np.concatenate([~np.eye(k, dtype=bool), halves, np.ones((1, k), bool)]).astype(
+            float
+        )
+        self.gram = np.tensordot(self.sets, np.stack([part.T @ part for part in self.parts]), 1)
+        self.gram += STEADY * np.eye(len(self.rule))
+
+    def crossfit(
+        self, problem: Problem, method: str, last: Float[np.ndarray, "m p"] | None = None
+    ) -> FoldFit:
+        """Regress each integrand without each fold and on halves of them; `last` has the column of
+        each."""
+        n, p, k = len(self.basis), problem.values.shape[1], len(self.folds)
+        left = problem.values[:n] * self.root
+        # First the fit on all draws; what the others differ by is then small, and so are its sums.
+        start = self.basis.T @ left
+        left = left - self.basis @ start
+        own_column, last_rule = np.zeros((n, p)), np.zeros(p)
+        if last is not None:
+            own_column, last_rule = _beside(self.basis, self.rule, last[:n] * self.root)
+        own = (own_column * left).sum(axis=0)
+        left -= own_column * own
+        by_fold = [
+            (part, own_column[rows], left[rows])
+            for part, rows in zip(self.parts, self.folds, strict=True)
+        ]
+        sums = (
+            np.stack([np.concatenate([part.T @ x, part.T @ f], axis=1) for part, x, f in by_fold]),
+            np.stack(
+                [np.concatenate([(x * x).sum(axis=0), (x * f).sum(axis=0)]) for _, x, f in by_fold]
+            ),
+        )
+        sides, squares = (np.tensordot(self.sets, part, 1) for part in sums)
+        by_column, by_values = np.split(sides, 2, axis=2)
+        square, along = np.split(squares, 2, axis=1)
+        by_last = np.linalg.solve(self.gram, by_column)
+        pivot = square + STEADY - (by_column * by_last).sum(axis=1)
+
+        def solve(inside: np.ndarray, last: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            # The last column is eliminated: what functions of a quantity share is factorised once.
+            sets, theta = slice(len(last)), np.linalg.solve(self.gram[: len(last)], inside)
+            last = (last - (by_column[sets] * theta).sum(axis=1)) / pivot[sets]
+            return theta - by_last[sets] * last[:, None], last
+
+        # What the other folds do not determine is zero without a fold, by (ε/(λ + ε))² where its
+        # square is λ: the only draw beyond a threshold must not be reproduced without its own fold.
+        every = np.broadcast_to(start, (k, *start.shape))
+        inside, last_inside = solve(*solve(every, np.broadcast_to(own, (k, p))))
+        theta, gamma = (a + b for a, b in zip(solve(by_values, along), (start, own), strict=True))
+        theta[:k] -= STEADY**2 * inside
+        gamma[:k] -= STEADY**2 * last_inside
+        constants = np.einsum("r,srp->sp", self.rule, theta) + gamma * last_rule
+        # Quarters would be fits on too few draws for some twenty splines.
+        refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
+        control = np.zeros_like(problem.values)
+        for fold, (rows, (part, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
+            control[rows] = (part @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[
+                fold
+            ]
+        return FoldFit(
+            constants[-1], control, refits, np.zeros(p), (Status.CONTROLLED,) * p, (method,) * p, {}
+        )
+
+    def outermost(
+        self, problem: Problem, value: Float[np.ndarray, " m"]
+    ) -> Float[np.ndarray, " p"]:
+        """Return how far the means move without the outermost states of a quantity, at either
+        end."""
+        order, left = np.argsort(value[: len(self.basis)]), problem.values[: len(self.basis)]
+        left = left * self.root
+        left -= self.basis @ (self.basis.T @ left)
+        moved = np.zeros(left.shape[1])
+        for rows in map(_first_visits, (order, order[::-1])):
+            part = self.basis[rows]
+            kept = (1 + STEADY) * np.eye(len(rows)) - part @ part.T
+            moved = np.hypot(moved, self.rule @ part.T @ np.linalg.solve(kept, left[rows]))
+        return moved
+
+
+def _first_visits(order: Int[np.ndarray, " n"]) -> Int[np.ndarray, " r"]:
+    """Return those of some states, in order, that belong to the first `OUTERMOST_VISITS` of the
+    chains; at most a twentieth of them all."""
+    most, visits = max(OUTERMOST_VISITS, len(order) // 20), 0
+    for k, state in enumerate(order[:most]):
+        visits += bool((np.abs(order[:k] - state) > ONE_VISIT).all())
+        if visits > OUTERMOST_VISITS:
+            return order[:k]
+    return order[:most]
+
+
+def _orthonormal(
+    shared: Float[np.ndarray, "n q"], root: Float[np.ndarray, "n one"]
+) -> tuple[Float[np.ndarray, "n r"], Float[np.ndarray, " r"]]:
+    """Return an orthonormal basis of the constant and some columns, and how the constant of a fit
+    depends on it."""
+    design = np.concatenate([np.ones((len(root), 1)), shared], axis=1) * root
+    norms = np.linalg.norm(design, axis=0)
+    design = design[:, norms > 0] / norms[norms > 0]
+    basis, upper = np.linalg.qr(design)
+    # Splines sum to one, so that a field that vanishes somewhere makes columns that depend on each
+    # other.
+    while (dependent := np.abs(np.diagonal(upper)) <= DISTANCE).any():
+        design = design[:, ~dependent]
+        basis, upper = np.linalg.qr(design)
+    first = np.zeros(len(upper))
+    first[0] = 1 / norms[0]
+    return basis, np.linalg.solve(upper.T, first)
+
+
+def _beside(
+    basis: Float[np.ndarray, "n r"],
+    rule: Float[np.ndarray, " r"],
+    columns: Float[np.ndarray, "n p"],
+) -> tuple[Float[np.ndarray, "n p"], Float[np.ndarray, " p"]]:
+    """Return columns of unit norm orthogonal to a basis, each by itself, and their part in the
+    constant of a fit."""
+    sizes = np.linalg.norm(columns, axis=0)
+    inside = basis.T @ columns
+    outside = columns - basis @ inside
+    again = basis.T @ outside  # once more, since what is left may be rounding
+    outside, inside = outside - basis @ again, inside + again
+    norms = np.linalg.norm(outside, axis=0)
+    apart = norms > DISTANCE * np.where(sizes > 0, sizes, 1.0)
+    norms = np.where(apart, norms, 1.0)
+    return np.where(apart, outside / norms, 0.0), np.where(apart, -(rule @ inside) / norms, 0.0)
