@@ -134,7 +134,8 @@ def usage_fault(error: BaseException) -> str | None:
     usage: type[Any] = typer.BadParameter.__mro__[1]  # the class that typer keeps to itself
     if not isinstance(error, usage):
         return None
-    text = error.format_message().rstrip(".")
+    # a prefix of the parser that says nothing
+    text = error.format_message().replace("Value error, ", "").rstrip(".")
     value, found, choices = text.partition(" is not one of ")
     question = (
         did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices))

@@ -358,7 +358,8 @@ def missing_file(where: str, expected: str, place: Path) -> FileNotFoundError:
     """Return the error of a file that does not exist; it asks for the file of the folder that has
     almost its name."""
     beside = [path.name for path in place.parent.iterdir()] if place.parent.is_dir() else []
-    cure = f"{did_you_mean(place.name, beside)}Check the path; it is relative to {Path.cwd()}."
+    whence = "" if place.is_absolute() else f"; it is relative to {Path.cwd()}"
+    cure = f"{did_you_mean(place.name, beside)}Check the path{whence}."
     return FileNotFoundError(fault(where, expected, str(place), cure))
 
 

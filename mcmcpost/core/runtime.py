@@ -116,8 +116,12 @@ def one_line(message: object) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[object]) -> str:
-    """Return a question about the known name that is most like `name`, and "" where none is."""
-    alike = difflib.get_close_matches(name, list(map(str, known)), 1)
+    """Return a question about the known name that is most like `name`, if only in other case, and
+    "" where none is."""
+    names = list(map(str, known))
+    alike = difflib.get_close_matches(name, names, 1) or [
+        one for one in names if one.casefold() == name.casefold()
+    ]
     return f"Did you mean {alike[0]!r}? " if alike else ""
 
 

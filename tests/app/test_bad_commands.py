@@ -49,7 +49,8 @@ def folder(tmp_path_factory):
 
 REFUSED = [
     # the command, with @ for the folder, and words of the one line
-    ("reduce @/missing.nc", "missing.nc"),
+    ("reduce @/missing.nc", "missing.nc. Check the path."),
+    ("reduce missing.nc", "missing.nc. Check the path; it is relative to /"),
     ("reduce @/missing.csv", "missing.csv"),
     ("reduce @/trase.nc", "Did you mean 'trace.nc'?"),
     ("reduce @/modle.py", "Did you mean 'model.py'?"),
@@ -160,6 +161,8 @@ USAGE = [
     ("reduce", "TRACE_OR_MODEL"),
     ("reduce @/trace.nc --methd zv2", "--methd"),
     ("reduce @/trace.nc --method zv22", "Did you mean 'zv2'?"),
+    ("reduce @/trace.nc --method ZV1", "Invalid value for '--method': 'ZV1' is not one of"),
+    ("reduce @/trace.nc --method ZV1", "Did you mean 'zv1'?"),
     ("reduce @/trace.nc --method", "--method"),
     ("reduce @/trace.nc --quantile half", "quantile"),
     ("reduce @/model.py --draws 0", "draws"),
