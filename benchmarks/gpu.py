@@ -112,8 +112,8 @@ def sampling(sizes: Sizes) -> Iterator[dict[str, Any]]:
     # A step of an ODE is a few small kernels, and their launches are the cost on a GPU, however
     # many chains share them. Eight derivatives carried forward take one loop over the steps: 20 ms
     # at 512 draws on an H100, where the way back, with its checkpoints, takes 74.
-    # Draws take 70 to 95 steps, and all chains wait for the slowest: a proposal that needs more than
-    # 128 is rejected, as one beyond the model's own cap is.
+    # Draws take 70 to 95 steps, and all chains wait for the slowest: a proposal that needs more
+    # than 128 is rejected, as one beyond the model's own cap is.
     arguments = lotka_volterra.data() | {"adjoint": diffrax.ForwardMode(), "max_steps": 128}
     start = lotka_volterra.init()
     centre = unconstrain_fn(lotka_volterra.model, (), arguments, start)
