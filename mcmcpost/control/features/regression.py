@@ -15,9 +15,17 @@ STEADY = 1e-9
 """Ridge of a small regression on some of the folds, which hardly moves what these determine."""
 
 OUTERMOST_VISITS = 4
-"""Visits to either end of a quantity without which the means of its functions are looked at."""
+"""Visits to either end of a quantity without which the means of its functions are looked at.
+
+The mean of exp(x), x normal, moves by .2 to .4 of its true error without one (medians, 200 and 500
+draws), by .6 to 1.1 without four and 1.2 to 2.7 without eight, that of |x| by 0.6, 3.3 and 28 with
+200 draws. Of log gammas four are too many already: 4 to 32, where kernels are taken instead.
+"""
 ONE_VISIT = 3
-"""Steps of a chain up to which two states there belong to one visit."""
+"""Steps of a chain up to which two states there belong to one visit: of AR(.97), four visits are
+some seventeen states."""
+MOST_OUTERMOST = 20
+"""One in so many states may be left out at either end, however slowly chains mix."""
 
 
 class Regression:
@@ -106,21 +114,23 @@ class Regression:
     ) -> Float[np.ndarray, " p"]:
         """Return how far the means move without the outermost states of a quantity, at either
         end."""
-        order, left = np.argsort(value[: len(self.basis)]), problem.values[: len(self.basis)]
-        left = left * self.root
-        left -= self.basis @ (self.basis.T @ left)
-        moved = np.zeros(left.shape[1])
+        n = len(self.basis)
+        order, residuals = np.argsort(value[:n]), problem.values[:n] * self.root
+        residuals -= self.basis @ (self.basis.T @ residuals)
+        moved = np.zeros(residuals.shape[1])
         for rows in map(_first_visits, (order, order[::-1])):
-            part = self.basis[rows]
-            kept = (1 + STEADY) * np.eye(len(rows)) - part @ part.T
-            moved = np.hypot(moved, self.rule @ part.T @ np.linalg.solve(kept, left[rows]))
+            # Least squares without rows B of an orthonormal basis, whose residuals are r, differs
+            # by Bᵀ(I − BBᵀ)⁻¹r: no refit is needed.
+            outer = self.basis[rows]
+            kept = (1 + STEADY) * np.eye(len(rows)) - outer @ outer.T
+            moved = np.hypot(moved, self.rule @ outer.T @ np.linalg.solve(kept, residuals[rows]))
         return moved
 
 
 def _first_visits(order: Int[np.ndarray, " n"]) -> Int[np.ndarray, " r"]:
-    """Return those of some states, in order, that belong to the first `OUTERMOST_VISITS` of the
-    chains; at most a twentieth of them all."""
-    most, visits = max(OUTERMOST_VISITS, len(order) // 20), 0
+    """Return the leading ones of states, which are in order, that belong to the first
+    `OUTERMOST_VISITS`."""
+    most, visits = max(OUTERMOST_VISITS, len(order) // MOST_OUTERMOST), 0
     for k, state in enumerate(order[:most]):
         visits += bool((np.abs(order[:k] - state) > ONE_VISIT).all())
         if visits > OUTERMOST_VISITS:
