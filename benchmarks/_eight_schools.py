@@ -84,6 +84,15 @@ TRUTHS = _quadrature()
 """By quadrature; ``posteriordb`` compares reference draws with them."""
 
 
+def means() -> dict[str, float]:
+    """Return those of all sites, by the labels that a trace has."""
+    log_tau, weight, mean, _ = marginal()
+    tau = np.exp(log_tau)[:, None]
+    eta = weight @ (tau * (EFFECTS - mean[:, None]) / (tau**2 + ERRORS**2))
+    named = {f"eta[{j}]": float(value) for j, value in enumerate(eta)}
+    return named | {name: float(TRUTHS[name]) for name in ("mu", "tau")}
+
+
 def nuts_replicates(
     replications: int, num_chains: int, num_warmup: int, num_draws: int
 ) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray]]:

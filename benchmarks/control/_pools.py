@@ -45,12 +45,17 @@ def logistic_model(covariates: np.ndarray, outcome: np.ndarray) -> None:
     )
 
 
-def logistic(replications: int) -> Pool:
-    """Return a 20-dimensional logistic regression on 200 rows; every replication has its own four
-    chains."""
+def logistic_data() -> dict[str, np.ndarray]:
+    """Return 200 rows with 20 covariates."""
     rng = np.random.default_rng(20)
     covariates = rng.standard_normal((200, 20))
     outcome = rng.random(200) < 1 / (1 + np.exp(-covariates @ rng.normal(0, 0.7, 20)))
+    return {"covariates": covariates, "outcome": outcome.astype(int)}
+
+
+def logistic(replications: int) -> Pool:
+    """Return a 20-dimensional logistic regression on 200 rows; every replication has its own four
+    chains."""
     chains = replications * CHAINS
     mcmc = MCMC(
         NUTS(logistic_model),
@@ -60,7 +65,7 @@ def logistic(replications: int) -> Pool:
         chain_method="vectorized",
         progress_bar=False,
     )
-    mcmc.run(jax.random.key(20), covariates, outcome.astype(int), extra_fields=("z_grad",))
+    mcmc.run(jax.random.key(20), **logistic_data(), extra_fields=("z_grad",))
     draws = np.asarray(mcmc.get_samples(group_by_chain=True)["beta"])
     scores = -np.asarray(mcmc.get_extra_fields(group_by_chain=True)["z_grad"]["beta"])
     b = draws[..., 0]
