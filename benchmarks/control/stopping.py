@@ -178,7 +178,7 @@ MODELS = {
     "eight schools": Model(0.005, _eight_schools.model, {}, None, 0, ""),
     "logistic d=20": Model(0.002, logistic_model, logistic_data(), None, 40_000, "zv2"),
     "hare–lynx": Model(
-        0.0005, lotka_volterra.model, lotka_volterra.data(), lotka_volterra.init(), 12_000, "zv3"
+        0.0005, lotka_volterra.model, lotka_volterra.data(), lotka_volterra.init(), 40_000, "zv3"
     ),
 }
 
