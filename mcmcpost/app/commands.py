@@ -107,7 +107,7 @@ def reduce_tree(
 ) -> Reduced:
     """Return the expectations of every quantity, and what else is asked for."""
     if (sums := as_moments(tree)) is not None:
-        return Reduced(_of_sums(sums, asked, method, bool(beyond)))
+        return Reduced(_of_sums(sums, asked, method, bool(beyond), allow_bad_scores))
     variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
     with phase("score gate"):
@@ -159,7 +159,9 @@ def _say_influential(elpd: Estimate) -> None:
         )
 
 
-def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estimate:
+def _of_sums(
+    sums: TraceMoments, asked: Asked, method: str, more: bool, allow_bad_scores: bool
+) -> Estimate:
     """Return the expectations of the quantities that were summed; more : whether more than means is
     asked for."""
     # Quantiles, and functions that were not summed, need the draws themselves.
@@ -170,6 +172,9 @@ def _of_sums(sums: TraceMoments, asked: Asked, method: str, more: bool) -> Estim
     if method != "auto":
         cure = "Leave it out here: mcmcpost moments --method chooses what is summed."
         raise InputError("reduce", "of a file of sums no other --method", method, cure)
+    if allow_bad_scores:
+        got, cure = "--allow-bad-scores", "Leave it out: scores were tested when they were summed."
+        raise InputError("reduce", "of a file of sums nothing on scores", got, cure)
     # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
     with phase("control variates"):

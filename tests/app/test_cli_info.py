@@ -217,6 +217,7 @@ def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     ):
         assert refused(run(*more), of_sums)
     assert refused(run("reduce", grown, "--method", "zv1"), "no other --method")
+    assert refused(run("reduce", grown, "--allow-bad-scores"), "nothing on scores")
     again = ("moments", one, "--append", sums, "-o", unused)
     assert refused(run(*again, "--method", "zv1"), "no --method beside it")
     assert refused(run(*again), "not summed yet")
