@@ -68,6 +68,7 @@ PAGES = {
             "out_of_rkhs",
             "high_degree",
             "stopping",
+            "stopping_models",
         ),
     ),
     "vector_valued": Page(
