@@ -193,8 +193,7 @@ def numpyro_batches(
 
     start : of its chains. log_likelihood : as for `from_numpyro`.
     """
-    batch = mcmc.num_samples
-    begun = False
+    batch, chains = mcmc.num_samples, mcmc.num_chains
     # What is traced leaves tracers in the sampler: in a copy, since it may be the caller's.
     traced = copy.copy(mcmc)
     traced.progress_bar = False
@@ -208,6 +207,29 @@ def numpyro_batches(
         traced.run(state.rng_key, *args, extra_fields=FIELDS, **kwargs)
         return traced._states, traced.last_state
 
+    def first() -> None:
+        """Warm up if that was not done, and draw a batch."""
+        mcmc.post_warmup_state = state = mcmc.last_state
+        together = chains == 1 or mcmc.chain_method == "vectorized"
+        if state is None and together and mcmc.num_warmup % batch == 0:
+            # In batches too, with the program that all others need: states know of adaptation.
+            state = mcmc.sampler.init(
+                key if chains == 1 else jax.random.split(key, chains),
+                mcmc.num_warmup,
+                start,
+                model_args=args,
+                model_kwargs=kwargs,
+            )
+            mcmc._args, mcmc._kwargs = args, kwargs
+            for _ in range(mcmc.num_warmup // batch):
+                _, state = go_on(state)
+            mcmc._states, mcmc._last_state = go_on(state)
+        else:
+            rng_key = key if state is None else state.rng_key
+            mcmc.run(rng_key, *args, extra_fields=FIELDS, init_params=start, **kwargs)
+
+    begun = False
+
     def draw(number: int) -> "xarray.DataTree":
         nonlocal begun
         parts = []
@@ -215,15 +237,7 @@ def numpyro_batches(
             if begun:
                 mcmc._states, mcmc._last_state = go_on(mcmc.last_state)
             else:
-                after = mcmc.last_state is not None
-                mcmc.post_warmup_state = mcmc.last_state
-                mcmc.run(
-                    mcmc.last_state.rng_key if after else key,
-                    *args,
-                    extra_fields=FIELDS,
-                    init_params=None if after else start,
-                    **kwargs,
-                )
+                first()
                 begun = True
             parts.append(mcmc._states)
         mcmc._states = jax.tree.map(lambda *leaves: np.concatenate(leaves, axis=1), *parts)

@@ -147,6 +147,7 @@ def test_a_solve_that_fails_in_the_warm_up_is_one_line(run, write):
     assert "throw=False" in done.err
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("not_sampled")
 @pytest.mark.filterwarnings("ignore:.*Out-of-support values")
 def test_missing_data_are_told(run, write):
@@ -190,6 +191,7 @@ def test_a_ladder_that_no_memory_holds(run, write, option):
     assert refused(run("evidence", write(), option, 10**12), "draws that fit into")
 
 
+@pytest.mark.slow
 def test_what_was_sampled_is_kept_where_the_rest_fails(run, write, monkeypatch, rng):
     draws = rng.normal(size=(4, 50, 1))
     tree = mp.from_arrays(draws, -draws, names=("x",))

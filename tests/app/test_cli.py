@@ -203,6 +203,7 @@ def test_elpd_is_printed_in_total_and_saved_for_each_observation(run, rng):
     assert "ZeroVariance" not in run("reduce", "with.nc", "--elpd", "y", "--method", "plain").out
 
 
+@pytest.mark.slow
 def test_reduce_says_what_the_reduction_is_worth(run, trace):
     tree = mcmcpost.load_tree(trace)
     tree.attrs["sampling_time"] = 40.0
@@ -246,6 +247,7 @@ def test_the_method_is_the_one_asked_for(run, trace, method):
     assert (rows["q"]["gain"] > 2) == (method not in ("plain", "zv1"))
 
 
+@pytest.mark.slow
 def test_wrong_scores_are_refused_and_can_be_overridden(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 2))
     tree = mcmcpost.from_arrays(draws, draws, allow_bad_scores=True)
@@ -256,6 +258,7 @@ def test_wrong_scores_are_refused_and_can_be_overridden(run, tmp_path, rng):
     assert "bad_scores" in done.out
 
 
+@pytest.mark.slow
 def test_scores_that_are_not_finite_serve_plain_means_only(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 2))
     scores = -draws
@@ -349,6 +352,7 @@ def test_what_a_model_file_raises_itself_is_in_its_own_words(run, model):
     assert said == f"mcmcpost: error: Model file {model}, line 12: Give another loc.\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("command", [["reduce"], ["report", "-o", "report.html"]])
 def test_variables_that_are_not_numbers_are_left_out(run, trace, tmp_path, command):
     tree = mcmcpost.load_tree(trace)
@@ -379,6 +383,7 @@ def test_variables_that_are_not_numbers_are_left_out(run, trace, tmp_path, comma
         mcmcpost.expectation(tree, ["label"])
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(run, trace, model, tmp_path):
     (tmp_path / "foreign.nc").write_text("not netCDF")
     (tmp_path / "cut.nc").write_bytes(trace.read_bytes()[:3000])
@@ -510,6 +515,7 @@ def test_only_errors_raised_on_purpose_are_the_users():
     assert one_line("a\n b") == "a b"
 
 
+@pytest.mark.slow
 def test_several_traces_are_reduced_as_one(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 2))
     paths = []

@@ -114,6 +114,7 @@ def test_a_ladder_whose_rungs_are_not_placed_yet_may_have_32(run, trace, monkeyp
     assert refused(run(*asked, "--rungs", 9), "it is sampled")
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_trace_without_its_model_says_what_to_do(run, trace, ladder):
     (path, model), (stored, _) = trace, ladder
@@ -164,6 +165,7 @@ def test_a_trace_with_a_model_that_was_not_sampled_is_refused(run, trace, tmp_pa
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_a_trace_without_gradients_is_told_that_the_model_is_another(run, trace, tmp_path):
     path, model = trace
@@ -293,6 +295,7 @@ def test_settings_belong_to_the_model_files_among_the_sources(run, ladder, tmp_p
     )
 
 
+@pytest.mark.slow
 def test_a_ladder_from_a_trace_is_kept_where_what_follows_fails(
     run, trace, ladder, tmp_path, monkeypatch
 ):

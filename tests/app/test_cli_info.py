@@ -21,6 +21,7 @@ def facts(run, path):
     return json.loads(done.out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["trace.nc", "trace.zarr"])
 def test_a_trace(run, tmp_path, rng, name):
     draws = rng.normal(size=(4, 200, 2))
@@ -113,6 +114,7 @@ def test_a_trace_of_another_program_without_scores(run):
     )
 
 
+@pytest.mark.slow
 def test_a_ladder(run, tmp_path, rng):
     drawn, _ = short_ladder(rng)
     path = mp.save_tree(mp.ladder_from_arrays(*drawn[:5]), tmp_path / "ladder.nc")
@@ -134,6 +136,7 @@ def test_a_table(run, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_weighted_draws(run, tmp_path, rng):
     draws = 1.3 * rng.normal(size=(1, 800, 1))
     logs = -0.5 * draws[..., 0] ** 2 * (1 - 1 / 1.69)

@@ -27,6 +27,7 @@ def trace(tmp_path, rng):
     return path
 
 
+@pytest.mark.slow
 def test_a_trace_ends_in_a_report(run, trace, tmp_path):
     done = run("report", trace, "-o", "report.html", "--expect", "p=a > 0", *QUICK)
     assert done.code == 0
@@ -42,6 +43,7 @@ def test_a_trace_ends_in_a_report(run, trace, tmp_path):
     assert {"zv2", str(trace), "a, b[0], p"} <= set(facts)
 
 
+@pytest.mark.slow
 def test_the_summary_is_that_of_reduce(run, trace):
     written = json.loads(run("report", trace, "-o", "report.html", *QUICK, "--json").out)
     reduced = json.loads(run("reduce", trace, *QUICK, "--json").out)
@@ -50,6 +52,7 @@ def test_the_summary_is_that_of_reduce(run, trace):
     assert written["bytes"] > 10_000
 
 
+@pytest.mark.slow
 def test_quantiles_and_chosen_variables_are_in_the_report(run, trace, tmp_path):
     options = ["--quantile", "0.5", "--var-names", "a", "--method", "zv1", "--json"]
     done = run("report", trace, "-o", "report.html", *options)
@@ -79,6 +82,7 @@ def test_intervals_are_in_the_report(run, trace, tmp_path):
     assert refused(run("report", trace, "-o", "other.html", "--ci", "89"), "(0, 1)")
 
 
+@pytest.mark.slow
 def test_an_existing_report_is_kept_unless_forced(run, trace, tmp_path):
     taken = tmp_path / "taken.html"
     taken.write_text("precious")
@@ -88,6 +92,7 @@ def test_an_existing_report_is_kept_unless_forced(run, trace, tmp_path):
     assert Reading(taken.read_text()).problems == []
 
 
+@pytest.mark.slow
 def test_bad_input_is_one_line(run, trace, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1))
     tree = mcmcpost.from_arrays(draws, -draws)
@@ -139,6 +144,7 @@ def test_a_missing_extra_is_the_users_error(run, trace, monkeypatch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Score gate")
 def test_warnings_are_said_once(run, tmp_path, rng):
     draws = rng.normal(size=(4, 200, 1)) + np.array([0.0, 0.0, 0.0, 3.0])[:, None, None]

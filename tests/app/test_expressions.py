@@ -221,6 +221,7 @@ def test_a_long_text_is_refused():
         compile_expression("mu" + " + mu" * 300)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.text(

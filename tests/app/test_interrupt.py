@@ -189,6 +189,7 @@ print("done")
 """
 
 
+@pytest.mark.slow
 def test_a_phase_that_takes_long_is_shown_on_a_terminal_and_cleared(tmp_path):
     code, output = in_terminal(tmp_path, PHASES)
     assert code == 0
@@ -198,6 +199,7 @@ def test_a_phase_that_takes_long_is_shown_on_a_terminal_and_cleared(tmp_path):
     assert output.endswith(b"\rdone\n")
 
 
+@pytest.mark.slow
 def test_a_pipe_has_no_progress():
     done = subprocess.run(
         [sys.executable, "-c", PHASES], capture_output=True, text=True, check=True

@@ -173,6 +173,7 @@ def test_one_chain_without_init(write, key):
     assert mcmc.get_samples(group_by_chain=True)["x"].shape == (1, 5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
@@ -199,6 +200,7 @@ def test_a_bad_start_is_named(write, key, old, new, match):
         draw(load_model_file(write(GAUSSIAN.replace(old, new))), key)
 
 
+@pytest.mark.slow
 def test_no_valid_start_without_init_is_named(write, key):
     text = """
 import numpyro

@@ -261,6 +261,7 @@ def test_the_table_says_what_the_estimate_says(report, estimate):
     assert "4 chains of 300 draws, 2 unconstrained parameters" in text
 
 
+@pytest.mark.slow
 def test_equal_input_gives_equal_bytes(report, tree, values):
     again = mp.html_report(
         tree, None, values, "zv2", title=f"On {MARKUP}", command=f"mcmcpost {MARKUP}"
@@ -402,6 +403,7 @@ def test_more_rows_than_a_figure_has(rng):
     assert "The first 60 of 70 parameters." in text
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Score gate", "ignore::mcmcpost.ConvergenceWarning")
 def test_what_is_wrong_comes_first(rng):
     x = rng.normal(size=(4, 200, 1)) + np.array([0.0, 0.0, 0.0, 3.0])[:, None, None]
@@ -414,6 +416,7 @@ def test_what_is_wrong_comes_first(rng):
     assert "11" in reading.texts("dd")
 
 
+@pytest.mark.slow
 def test_wrong_scores_are_refused(draws):
     tree = mp.from_arrays(draws, draws, allow_bad_scores=True)
     with pytest.raises(mp.ScoreError, match="sign"):
@@ -449,6 +452,7 @@ def test_a_destination_is_refused_before_the_work(tmp_path, monkeypatch, tree):
     assert taken.read_text() == "precious"
 
 
+@pytest.mark.slow
 def test_a_link_is_written_through_when_asked_for_and_refused_otherwise(tree, tmp_path):
     link, target = tmp_path / "link.html", tmp_path / "target.html"
     link.symlink_to(target)
@@ -459,6 +463,7 @@ def test_a_link_is_written_through_when_asked_for_and_refused_otherwise(tree, tm
     assert target.read_text().startswith("<!")
 
 
+@pytest.mark.slow
 def test_overwriting_is_allowed_when_asked_for(tmp_path, tree):
     taken = tmp_path / "taken.html"
     taken.write_text("old")
@@ -522,6 +527,7 @@ def test_quantities_that_are_not_finite_say_nothing_of_convergence():
     assert convergence_note([one_chain]) == "R-hat unknown, ESS from 90 (bulk) and 110 (tail)"
 
 
+@pytest.mark.slow
 def test_few_quantities_are_not_folded_and_need_no_script(rng):
     x = rng.normal(size=(2, 60, 2))
     reading = Reading(mp.html_report(mp.from_arrays(x, -x), method="plain"))

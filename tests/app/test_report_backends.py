@@ -320,6 +320,7 @@ def check_of(z_mean, z_product, threshold=4.0):
     return ScoreCheck("pass", None, "", np.array(z_mean), np.array(z_product), threshold)
 
 
+@pytest.mark.slow
 def test_the_forest_has_its_intervals_where_the_estimate_says(estimate, backend, read):
     drawn = read(mp.plot_controlled_forest(estimate, backend=backend))
     unit = np.where(estimate.sd > 0, estimate.sd, 1.0)
@@ -345,6 +346,7 @@ def test_the_forest_has_its_intervals_where_the_estimate_says(estimate, backend,
     assert "± 2 mcse" in drawn.labels[0]
 
 
+@pytest.mark.slow
 def test_the_bars_end_at_the_gains_that_their_ticks_say(estimate, backend, read):
     drawn = read(mp.plot_gain(estimate, backend=backend))
     ends = {row: end for row, (end, _) in drawn.bars.items()}
@@ -442,6 +444,7 @@ def test_the_density_and_the_interval_are_those_of_the_distribution(dist, backen
         ]
 
 
+@pytest.mark.slow
 def test_the_band_has_two_errors(rng):
     x = rng.gamma(3.0, size=(4, 60, 1))
     tree = mp.from_arrays(np.log(x), 3.0 - x, x, value_names=("x",))
@@ -602,6 +605,7 @@ def evidence():
     )
 
 
+@pytest.mark.slow
 def test_the_path_of_the_evidence_is_at_its_temperatures(evidence, backend, read):
     drawn = read(mp.plot_evidence_path(evidence, backend=backend))
     s = np.array([0.0, 0.01, 0.5, 1.0]) ** 0.2

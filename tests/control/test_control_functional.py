@@ -59,6 +59,7 @@ def system(problem, design):
     return kernel_data((problem.draws, problem.scores), design, problem.values, problem)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("degree", [0, 2])
 def test_the_dense_fit_and_its_folds_are_the_definition(problem, degree):
     design = polynomial_basis(problem, exponents_of_degree(2, degree))
@@ -169,6 +170,7 @@ def test_a_singular_system_at_the_requested_nugget_is_reported(rng):
     assert result.info["fits"][0]["nugget_used"] > 1e-18
 
 
+@pytest.mark.slow
 def test_semi_exact_is_exact_for_its_polynomials_and_better_than_them_elsewhere(rng):
     trace = gaussian_trace(rng, (4, 80, 2))
     x = trace.draws

@@ -200,6 +200,7 @@ def test_a_kernel_of_one_coordinate_among_many_is_compared_with_the_kernel_alone
     assert abs(before.mean[0] - truth) > 7 * before.mcse[0]
 
 
+@pytest.mark.slow
 def test_an_unseen_tail_counts_less_in_more_coordinates(rng, monkeypatch):
     x = np.log(rng.gamma(3.0, size=(4, 300, 6)))
     problem = make_problem(make_trace(x, 3 - np.exp(x)), np.exp(0.3 * x[..., :1]), num_folds=8)
@@ -214,6 +215,7 @@ def test_an_unseen_tail_counts_less_in_more_coordinates(rng, monkeypatch):
     assert 0 < 1.5 * doubts[0] < doubts[1] < doubts[2] / 1.5
 
 
+@pytest.mark.slow
 def test_an_unseen_tail_is_worse_where_chains_mix_slowly():
     """The same states in another order: those of a tail no longer follow each other."""
     ratios = []
@@ -315,6 +317,7 @@ def test_errors_of_quantiles_hold_in_the_tails_and_beyond_the_draws():
     assert np.abs(z).max() < 5
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_a_quantile_near_a_jump_has_the_error_of_both_sides():
     """The median of an indicator whose probability is 0.515: in a third of the runs the other side

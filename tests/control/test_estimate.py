@@ -288,6 +288,7 @@ def test_a_method_is_a_frozen_choice():
         method.degree = 3
 
 
+@pytest.mark.slow
 def test_a_residual_at_rounding_is_not_exact_while_the_constant_is_in_doubt(rng):
     """In one dimension a kernel interpolates every draw and the constant is still only as good as
     its tails."""

@@ -92,6 +92,7 @@ def test_controls_of_functions_of_a_quantity_have_mean_zero(name):
         assert (np.abs(density @ wrong) > 1e-4 * size).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FIELDS)
 def test_splines_are_the_stein_operator_of_the_field_times_each_of_them(name, rng):
     """∇·(g v) + g v·s by automatic differentiation of a g that they span: a line, and between outer
@@ -370,6 +371,7 @@ def test_the_outermost_states_are_left_out_at_either_end(rng, weighting):
     np.testing.assert_allclose(found, np.hypot(*moved), rtol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "draws"), [(1030, 500), (1032, 200), (1010, 200)])
 def test_what_grows_beyond_the_draws_is_in_the_error(seed, draws):
     """The mean of exp(x) was 14, 8 and 5 errors off where no draw was far out."""
@@ -509,6 +511,7 @@ def test_steps_of_an_event_lie_halfway_between_the_draws(rng):
     assert 0.4 < probability / np.sqrt(np.sum(np.square(gaps)) / 12) < 2.5
 
 
+@pytest.mark.slow
 def test_controls_of_functions_do_not_see_padding(rng):
     """States that are padding have no part: their number depends on nothing but blocks of
     memory."""

@@ -127,6 +127,7 @@ def test_a_budgeted_control_functional_says_that_it_is_unfinished(rng):
     assert set(unfinished.status) == {"not_converged"}
 
 
+@pytest.mark.slow
 def test_thinning_is_the_greedy_choice_of_its_definition(rng):
     X = rng.normal(size=(40, 2))
     K = np.asarray(stein_gram(KERNEL, jnp.asarray(X), jnp.asarray(-X)))

@@ -68,6 +68,7 @@ def test_without_a_recorded_time_nothing_is_said(tree, seconds):
     assert "worth" not in mp.expectation(other, method="zv1").info
 
 
+@pytest.mark.slow
 def test_the_worth_stands_in_the_tree_the_report_and_nowhere_depends_on_a_clock(tree):
     cubes = {"cube": lambda draw: draw["a"] ** 3 + draw["a"]}
     found = mp.expectation(tree, cubes, method="zv2")

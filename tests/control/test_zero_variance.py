@@ -61,6 +61,7 @@ def test_an_explicit_ridge_shrinks_towards_the_plain_mean(rng):
     np.testing.assert_allclose(strong.mean, values.mean(axis=(0, 1)), atol=0.02)
 
 
+@pytest.mark.slow
 def test_lasso_selects_the_true_features_and_satisfies_its_optimality_conditions(rng):
     trace = gaussian_trace(rng, (4, 100, 5))
     x = trace.draws

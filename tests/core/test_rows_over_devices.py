@@ -30,6 +30,7 @@ def test_work_is_in_64_bits_and_results_are_numpy_arrays(x64):
     np.testing.assert_array_equal(found[0], np.array([1.0, 2.0]) / 3)
 
 
+@pytest.mark.slow
 def test_rows_may_be_keys(key):
     keys = jax.random.split(key, 5)
     found = map_rows(lambda one: jax.random.normal(one, (2,)), keys, batch_size=2)

@@ -55,13 +55,14 @@ def sampler(_):
     return partial(mcmc.run, jax.random.key(0), init_params=jnp.zeros(2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     [
         gate,
         evidence,
-        pytest.param(process, marks=pytest.mark.slow),
-        pytest.param(sampler, marks=pytest.mark.slow),
+        process,
+        sampler,
     ],
 )
 def test_a_warning_points_at_the_caller_and_is_shown_again_at_another_line(case, rng):

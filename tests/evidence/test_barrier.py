@@ -28,6 +28,7 @@ def linear_ladder(rng, temperatures, num_draws=2000):
     return make_ladder(temperatures, x[..., None], SLOPE * x, *slopes)
 
 
+@pytest.mark.slow
 def test_the_barrier_of_a_linear_log_likelihood_is_known(rng):
     temperatures = np.array([0.0, 0.2, 0.5, 0.75, 1.0])
     ladder = linear_ladder(rng, temperatures)

@@ -184,9 +184,10 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
             assert estimate.error < 1e-5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "constant",
-    [pytest.param(0.0, marks=pytest.mark.slow), pytest.param(1e3, marks=pytest.mark.slow), -1e8],
+    [0.0, 1e3, -1e8],
 )
 def test_no_error_is_below_the_rounding_of_the_density(constant, rng, key):
     """On a normal the controlled path is exact, and its error is that of numbers of the size of the
@@ -263,6 +264,7 @@ def test_each_side_of_a_bridge_has_its_own_khat(longer, rng, key):
     assert (info["khat_draws"] > 0.5) == (longer == "normal")
 
 
+@pytest.mark.slow
 def test_a_posterior_whose_proposals_have_no_density_in_floats_is_far_away(rng, key):
     """In a funnel log q falls by thousands where the fitted density does not: those weights are
     zero, not equal."""
@@ -514,6 +516,7 @@ def tree_of(**sites):
     )
 
 
+@pytest.mark.slow
 def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
     y = rng.normal(size=6)
     precision = 6 + 1 / 4
@@ -535,6 +538,7 @@ def test_a_numpyro_model_has_its_normalised_evidence(rng, key):
         assert found.mcse < 0.02
 
 
+@pytest.mark.slow
 def test_the_model_of_other_data_is_noticed(rng, key):
     y = rng.normal(size=6)
     draws = y.sum() / 6.25 + rng.normal(size=(4, 250)) / np.sqrt(6.25)
@@ -561,6 +565,7 @@ def test_the_model_of_other_data_is_noticed(rng, key):
         mp.bridge_evidence(recorded, conjugate, y + 0.02, key=key)
 
 
+@pytest.mark.slow
 def test_a_density_that_ends_at_a_boundary_is_bridged_without_control_variates(rng, key):
     def half_normal(x):
         return jnp.where(x[0] > 0, -0.5 * x[0] ** 2, -jnp.inf)
@@ -574,6 +579,7 @@ def test_a_density_that_ends_at_a_boundary_is_bridged_without_control_variates(r
     np.testing.assert_allclose(found.value, 0.5 * np.log(np.pi / 2), atol=4.5 * found.mcse)
 
 
+@pytest.mark.slow
 def test_a_positive_site_is_bridged_on_the_unconstrained_space(rng, key):
     y = rng.exponential(size=5)
     draws = rng.gamma(7.0, 1 / (1 + y.sum()), size=(4, 500))
@@ -583,6 +589,7 @@ def test_a_positive_site_is_bridged_on_the_unconstrained_space(rng, key):
     )
 
 
+@pytest.mark.slow
 def test_a_bare_log_density_is_taken_as_it_is(rng, key):
     draws = rng.normal(size=(4, 250, 2)).astype("float32")
     tree = mp.from_arrays(draws, -draws)

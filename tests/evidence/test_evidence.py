@@ -217,6 +217,7 @@ def test_evidence_is_calibrated_and_beats_mbar_on_a_path_that_is_not_polynomial(
     assert controlled < 0.5 * plain
 
 
+@pytest.mark.slow
 def test_rungs_without_overlap_fall_back(rng: np.random.Generator) -> None:
     path = GaussianPath(np.array([30.0, 0.0]), 0.1)
     found = evidence(path.ladder(rng, 100, RUNGS), ZeroVariance(2))

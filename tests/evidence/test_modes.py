@@ -37,6 +37,7 @@ def search(draws, values, slopes, log_z, key):
     return search_modes(draws, names, values, slopes, log_z=log_z, error=1e-3, ess=ess, key=key)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", [0.9, 0.5, 0.1])
 @pytest.mark.parametrize("d", [1, 5, 20])
 def test_the_mode_without_draws_is_found_and_its_mass_is_known(d, share, rng, key):
@@ -95,6 +96,7 @@ def test_no_mode_is_made_up(draws, values, slopes, log_z, rng, key):
     assert search(draws(rng), values, slopes, log_z, key).missed == 0.0
 
 
+@pytest.mark.slow
 def test_the_answer_says_what_was_looked_for(rng):
     values, slopes = two_normals(0.5)
     draws = SHIFT + rng.normal(size=(2, 50, 2))

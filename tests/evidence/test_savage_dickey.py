@@ -33,6 +33,7 @@ def regression(rng):
     return mp.from_arrays(draws, (MEAN - draws) @ PRECISION, names=["level", "slope"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "prior", [st.norm(0.0, 1.0), dist.Normal(0.0, 1.0), float(st.norm.pdf(0.0))]
 )
@@ -43,6 +44,7 @@ def test_the_ratio_of_a_normal_is_exact(regression, prior):
     assert found.info["prior_density"] == pytest.approx(st.norm.pdf(0.0), rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_ratio_is_that_of_two_bridges(regression, rng, key):
     """Bridges to both models differ by it; the plain one's error is not zero, and so tests the size
     of both."""
@@ -104,6 +106,7 @@ def test_the_error_of_a_ratio_is_honest(rng):
     assert (z**2).sum() < st.chi2(len(z)).isf(1e-5)
 
 
+@pytest.mark.slow
 def test_the_density_of_a_function_of_a_draw_is_in_its_own_units(rng):
     """The same ratio, of the rate under its prior and of its logarithm under that of the
     logarithm."""

@@ -201,6 +201,7 @@ def test_models_of_other_data_are_not_compared(bridge):
         mp.compare_evidence({"a": tree(y), "b": tree(y[:2])})
 
 
+@pytest.mark.slow
 def test_chains_of_several_files_have_no_evidence_of_one(bridge, rng, tmp_path):
     paths = [
         mp.save_tree(bridge.to_datatree(normal_trace(rng)), tmp_path / f"{i}.nc") for i in range(2)

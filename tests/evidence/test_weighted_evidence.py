@@ -108,6 +108,7 @@ def test_equal_weights_change_nothing(rng, key):
     np.testing.assert_allclose(weighted.error, without.error, rtol=0.25)
 
 
+@pytest.mark.slow
 def test_uneven_weights_are_told(rng, key):
     x = np.log(SHAPE) + 0.4 * rng.normal(size=(1, 8_000, 5)) / np.sqrt(SHAPE)
     log_weights = rows(x) + 0.5 * SHAPE * ((x - np.log(SHAPE)) ** 2).sum(-1) / 0.16
@@ -142,6 +143,7 @@ def test_weights_that_are_not_finite_are_named(rng, key):
         mp.bridge_evidence(tree, logdensity_fn=log_density, key=key, method="plain")
 
 
+@pytest.mark.slow
 def test_the_laplace_approximation_knows_no_weights(rng, key):
     x, log_weights, _ = student(rng, (1, 100), 2)
     options = {"logdensity_fn": log_density, "key": key, "num_proposals": 2_000}

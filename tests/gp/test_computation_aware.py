@@ -171,6 +171,7 @@ def test_duplicates_and_constant_columns_and_outputs_fit(rng):
     assert np.isfinite(variance).all()
 
 
+@pytest.mark.slow
 def test_zero_and_dependent_actions_are_counted(rng):
     case = make_case(rng, 40)
     S = rng.normal(size=(40, 5))
@@ -203,6 +204,7 @@ def test_bad_optimisers_are_refused(make):
         make()
 
 
+@pytest.mark.slow
 def test_bad_data_are_refused(key, rng):
     case = make_case(rng, 40)
     gp = ComputationAwareGP(KERNEL, 0.2, 5, policy=UnitActions(), optimise=False)
@@ -226,6 +228,7 @@ def test_bad_data_are_refused(key, rng):
             call(np.full((1, 3), np.inf))
 
 
+@pytest.mark.slow
 def test_the_split_of_many_rows_is_refused(rng):
     X = rng.normal(size=(8_193, 1))
     fitted = ComputationAwareGP(

@@ -63,6 +63,7 @@ def test_blocks_are_balanced_and_keep_every_row(n, i):
     assert sizes.max() - sizes.min() <= 1
 
 
+@pytest.mark.slow
 def test_blocks_of_near_rows_keep_every_row_and_are_nearer_than_consecutive_ones(rng):
     X = jnp.asarray(rng.normal(size=(203, 2)))
     task = ActionTask(X, jnp.zeros(203), 20, None)
@@ -83,15 +84,16 @@ def test_more_blocks_than_rows_or_none_are_refused(i):
         balanced_blocks(7, i)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("n", "i"),
     [
         (21, 8),
         (50, 3),
-        *(
-            pytest.param(*size, marks=pytest.mark.slow)
-            for size in ((43, 6), (40, 5), (13, 1), (6, 6))
-        ),
+        (43, 6),
+        (40, 5),
+        (13, 1),
+        (6, 6),
     ],
 )
 def test_the_product_with_blocks_is_the_dense_one_whatever_the_tiles(n, i, rng, monkeypatch):
@@ -169,6 +171,7 @@ def test_objectives_are_the_dense_definitions(objective, actions, rng):
     np.testing.assert_allclose(value, slow(KERNEL, NOISE, case, matrix(S, n)), rtol=1e-8)
 
 
+@pytest.mark.slow
 def test_bound_falls_to_the_evidence_as_the_budget_grows_to_n(rng):
     case, n = make_case(rng, 30), 30
     X, y = jnp.asarray(case.X), jnp.asarray(case.y)
@@ -219,6 +222,7 @@ def test_one_action_at_a_time_is_the_batch(policy, key, rng):
     assert int(state.rank) == int(state.step) == int(projection.rank) == i
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("i", [1, 10])
 def test_residual_actions_give_the_iterates_of_conjugate_gradients(i, key, rng):
     case = make_case(rng, 40)
@@ -257,6 +261,7 @@ def test_actions_without_full_rank_are_those_of_their_span(kind, rng):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("actions", ACTIONS)
 def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
     case = make_case(rng, N)
@@ -270,6 +275,7 @@ def test_actions_that_are_all_zero_leave_the_prior(actions, rng):
     np.testing.assert_allclose(variance, 1.3)
 
 
+@pytest.mark.slow
 def test_duplicated_rows_condition_well(rng):
     case = make_case(rng, 12)
     X, y = np.repeat(case.X, 3, axis=0), np.repeat(case.y, 3)
@@ -280,12 +286,13 @@ def test_duplicated_rows_condition_well(rng):
     np.testing.assert_allclose(mean, case.y, atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("actions", "objective"),
     [
         ("blocks", "bound"),
-        pytest.param("dense", "bound", marks=pytest.mark.slow),
-        pytest.param("dense", "projected", marks=pytest.mark.slow),
+        ("dense", "bound"),
+        ("dense", "projected"),
     ],
 )
 def test_gradients_are_central_differences(objective, actions, rng):

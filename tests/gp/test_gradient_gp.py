@@ -185,6 +185,7 @@ def test_coincident_points_are_fitted(kernel, rng):
     assert all(np.isfinite(part).all() for part in fitted.predict(X) if part is not None)
 
 
+@pytest.mark.slow
 def test_bad_input_is_refused(rng):
     X, G = rng.normal(size=(3, 2)), rng.normal(size=(3, 2))
     broken = G.copy()
@@ -208,6 +209,7 @@ def test_bad_input_is_refused(rng):
         fitted.predict(np.zeros((1, 3)))
 
 
+@pytest.mark.slow
 def test_more_points_than_memory_holds_are_refused(monkeypatch, rng):
 
     X = rng.normal(size=(30, 8))
@@ -233,6 +235,7 @@ def test_tuning_goes_on_where_an_evaluation_is_not_finite(rng):
     assert tuned.log_marginal_likelihood() > short.log_marginal_likelihood() + 20
 
 
+@pytest.mark.slow
 def test_a_solve_that_ends_before_its_tolerance_says_so(rng):
     X = rng.normal(size=(20, 2))
     process = GradientGP(Matern52(1.0), 0.0, solver=GradientCG(max_steps=3), tune=False)
@@ -267,6 +270,7 @@ def test_samples_where_the_posterior_is_certain(rng, key):
     assert not zero.sample(np.zeros((1, 2)), num_samples=5, key=key).value.any()
 
 
+@pytest.mark.slow
 def test_the_centre_of_a_kernel_is_held_wherever_it_is(rng):
     X = rng.normal(size=(8, 2))
     for sign in (1.0, -1.0):
@@ -276,6 +280,7 @@ def test_the_centre_of_a_kernel_is_held_wherever_it_is(rng):
         assert fitted.kernel.kernel.centre == sign
 
 
+@pytest.mark.slow
 def test_small_systems_may_be_solved_by_conjugate_gradients():
     solver = Automatic(dense_order=0)
     assert (

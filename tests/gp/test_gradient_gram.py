@@ -279,6 +279,7 @@ def test_the_closed_form_solves_gradients_of_a_quadratic(rng):
     assert not bool(other.converged)
 
 
+@pytest.mark.slow
 def test_the_hessian_of_a_quadratic_is_found_from_enough_gradients(rng):
     """With as many gradients as dimensions the quadratic kernel knows the whole matrix."""
     X, root = rng.normal(size=(5, 5)), rng.normal(size=(5, 5))
@@ -290,6 +291,7 @@ def test_the_hessian_of_a_quadratic_is_found_from_enough_gradients(rng):
     close(posterior_hessian(profile, u, weights, u[:1]).dense()[0], root @ root.T, 1e-8)
 
 
+@pytest.mark.slow
 def test_an_unfinished_solve_says_so_and_the_rule_falls_back(rng):
     _, profile, gram, _, right, _ = system("squared_exponential", rng)
     short = solve_system(GradientCG(1e-12, max_steps=2), profile, gram, right)
@@ -300,6 +302,7 @@ def test_an_unfinished_solve_says_so_and_the_rule_falls_back(rng):
     assert rescued.order == 5 * 4
 
 
+@pytest.mark.slow
 def test_coincident_points_without_noise_raise_the_nugget(rng):
     X = np.repeat(rng.normal(size=(3, 4)), 2, axis=0)
     profile, *_, u = white(SquaredExponential(1.0), X)

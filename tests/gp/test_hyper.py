@@ -30,6 +30,7 @@ def data(rng):
     )
 
 
+@pytest.mark.slow
 def test_the_likelihood_is_that_of_contrasts(data):
     """With amplitude profiled, the loss differs by a constant from the density of any full set of
     contrasts of f."""
@@ -54,6 +55,7 @@ def test_the_likelihood_is_that_of_contrasts(data):
         np.testing.assert_allclose(losses[0][j] - losses[1][j], expected, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_slope_is_the_derivative(data, rng):
     x, s, basis, values = data
     covariance = np.asarray(
@@ -85,6 +87,7 @@ def test_columns_of_zeros_count_for_nothing(data):
     )
 
 
+@pytest.mark.slow
 def test_the_grid_keeps_rough_integrands_from_costing_smooth_ones(data):
     x, s, basis, values = data
     x, s, basis, values = (
@@ -114,6 +117,7 @@ def test_the_optimiser_improves_on_every_start_and_keeps_the_kernel(data, start)
     assert np.shape(tuned.kernel.lengthscale) == np.shape(start.lengthscale)
 
 
+@pytest.mark.slow
 def test_a_nugget_under_which_every_start_breaks_down_is_raised(rng):
     x = np.repeat(rng.normal(size=(20, 1)), 2, axis=0)
     values = np.cos(x)

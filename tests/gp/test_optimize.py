@@ -84,6 +84,7 @@ def test_the_relaxed_rosenbrock_is_minimised(name, rng):
     assert isinstance(found.x, np.ndarray)
 
 
+@pytest.mark.slow
 def test_value_and_gradient_may_come_apart(rng):
     x0 = rng.normal(size=3)
     together = minimize(with_gradient, x0)
@@ -115,6 +116,7 @@ def test_without_unexplained_secants_the_direction_is_that_of_lbfgs(rng, spd):
         )
 
 
+@pytest.mark.slow
 def test_compact_matrices_are_the_recursion(rng, spd):
     curvature = spd[:D, :D]
     memory = empty_memory(3, jnp.zeros(D))
@@ -190,6 +192,7 @@ def test_bad_starts_and_functions_have_a_status(rng):
         GPX(2, kernel=Polynomial(2))
 
 
+@pytest.mark.slow
 def test_a_function_that_is_infinite_in_places_is_backed_away_from():
     def barrier(x):
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -227,6 +230,7 @@ def test_in_the_matrix_own_metric_the_steps_are_those_of_conjugate_gradients(met
         np.testing.assert_allclose(found.value, expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_matrix_estimate_is_the_posterior_hessian_of_the_quadratic_kernel(spd, rng):
     S = rng.normal(size=(3, 40))
     found = MatrixBased(False).estimate(S, S @ spd)
@@ -271,6 +275,7 @@ def test_arguments_that_do_not_fit_are_refused(call, words):
         call()
 
 
+@pytest.mark.slow
 def test_a_gradient_that_is_not_finite_is_backed_away_from():
     """The first step from 1.9 goes far beyond 2.05, where the value is lower and has no
     gradient."""

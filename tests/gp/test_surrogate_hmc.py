@@ -425,6 +425,7 @@ def test_a_model_with_constrained_sites_gives_a_tree_with_true_scores(model_run,
         assert abs(np.asarray(mcmc.get_samples()[site]).mean() - mean) < 0.25 * spread
 
 
+@pytest.mark.slow
 def test_no_gradient_of_a_surrogate_can_be_collected():
     kernel = make(
         TARGETS["gaussian"], surrogate=mp.SubspaceSurrogate(num_training=20, tuning_steps=1)

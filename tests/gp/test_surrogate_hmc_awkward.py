@@ -132,6 +132,7 @@ def test_without_warm_up_it_is_nuts_and_says_so():
     )
 
 
+@pytest.mark.slow
 def test_a_history_that_is_too_short_is_not_cured_by_warm_up():
     """Whatever the warm-up, 64 points hold four trajectories of 16 steps."""
     kernel = make(TARGETS["gaussian"], history_size=64, num_steps=16)

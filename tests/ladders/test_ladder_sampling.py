@@ -272,6 +272,7 @@ def test_chains_of_a_heavy_scale_stay_where_the_density_is():
     assert abs(found.value + 31.3113) < 4.5 * found.error < 0.05
 
 
+@pytest.mark.slow
 def test_a_start_must_exist(key):
     nowhere = TEN._replace(log_likelihood=lambda x: -jnp.inf * (1 + x[0] ** 2))
     with pytest.raises(ValueError, match="expected a finite likelihood at some prior draw"):

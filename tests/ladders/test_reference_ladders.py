@@ -124,6 +124,7 @@ def test_exact_draws_have_the_exact_evidence(ladder):
     assert abs(found.value - TRUTH) < 1e-8
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_a_reference_survives_a_file(ladder, suffix, tmp_path):
     loaded = read_ladder(mp.load_tree(mp.save_tree(ladder, tmp_path / f"ladder{suffix}")))

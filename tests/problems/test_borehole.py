@@ -26,6 +26,7 @@ def gauss_hermite(nodes, sd=bh.SD):
     return bh.MEAN + sd * grid, weight / weight.sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRUTHS)
 def test_the_expectations_are_the_truths(name):
     flow = getattr(bh, name)
@@ -43,6 +44,7 @@ def test_the_variances_of_table_4_are_not_standard_deviations():
     assert abs(weight @ np.asarray(bh.flow_high(x)) - TRUTHS["flow_high"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_flows_are_the_papers(rng):
     """Against the formulas of appendix E.4 as they are printed."""
     x = bh.sample(rng, 50).draws
@@ -64,6 +66,7 @@ def test_low_fidelity_is_a_multiple_of_high_to_a_millionth():
     assert np.sqrt(weight @ (ratio - mean) ** 2) < 1e-6 * mean
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_the_program(rng):
     draws, scores = bh.sample(rng, 20)
     sites = {name: jnp.asarray(draws[:, j]) for j, name in enumerate(bh.INPUTS)}
@@ -80,6 +83,7 @@ def test_draws_have_the_priors_moments(rng):
     assert np.abs(np.cov(z.T) - np.eye(8)).max() < 4.5 * np.sqrt(2 / n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", [bh.flow_high, bh.flow_low])
 def test_a_negative_radius_gives_nan(flow):
     x = np.stack([bh.MEAN] * 3)

@@ -77,6 +77,7 @@ def test_a_failed_solve_has_likelihood_zero_and_no_gradient():
     assert np.isfinite(values.gradient_log_prior).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("predictor", "log_z"), [("x", -309.924327665), ("z", -301.435101851)])
 def test_radiata_pine_log_evidence(predictor, log_z):
     """Given σ² the marginal of y is normal: the density of the file over that normal's leaves one

@@ -99,6 +99,7 @@ def test_both_prior_sets_give_the_same_likelihood():
         np.testing.assert_allclose(ours[name], theirs[name], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_the_paper_priors_are_the_papers():
     assert lv.data()["priors"] is lv.data("paper")["priors"]
     zeros = log_probs("paper", dict.fromkeys(lv.init(), np.zeros(())))
@@ -217,6 +218,7 @@ def test_quantities_are_the_prey_at_the_papers_times(rng):
     np.testing.assert_allclose(values["prey[1913.0]"][1, 2], np.exp(yearly[12, 0]), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_quantities_of_a_failed_solve_are_nan():
     wild = lv.init() | {"log_alpha": np.float64(5.0), "log_gamma": np.float64(5.0)}
     assert all(

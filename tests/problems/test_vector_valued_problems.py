@@ -17,6 +17,7 @@ BUILD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILD)
 def test_tasks_are_single_chains_with_draws_of_their_own(name, rng):
     first, second = BUILD[name](rng).values()
@@ -27,6 +28,7 @@ def test_tasks_are_single_chains_with_draws_of_their_own(name, rng):
     assert not np.isclose(first.draws[:, :m], second.draws[:, :m], rtol=1e-12).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILD)
 def test_a_replication_is_repeated_by_its_generator(name, seed):
     once, again = (BUILD[name](np.random.default_rng(seed)) for _ in range(2))

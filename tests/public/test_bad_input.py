@@ -394,6 +394,7 @@ def test_every_argument_of_every_constructor_stands_above():
     }
 
 
+@pytest.mark.slow
 def test_right_choices_pass_also_where_jax_traces_them():
     slope = jax.grad(
         lambda length: jnp.sum(stein.gram(stein.Scaled(length, stein.Matern32(length)), jnp.eye(2)))

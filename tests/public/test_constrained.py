@@ -62,6 +62,7 @@ def test_means_of_constrained_variables_are_right(estimate):
             assert estimate.mcse[j] < 0.5 * estimate.mcse_plain[j], name
 
 
+@pytest.mark.slow
 def test_the_variance_of_a_correlation_is_that_of_the_lkj_prior(tree):
     """An entry of LKJ(2) of three is 2 Beta(a, a) − 1 with a = 5/2, whose variance is 1/(2a +
     1)."""
@@ -75,6 +76,7 @@ def test_the_variance_of_a_correlation_is_that_of_the_lkj_prior(tree):
     assert (found.gain[:2] > 2).all()
 
 
+@pytest.mark.slow
 def test_what_is_constant_up_to_rounding_has_a_value_and_no_error(tree, estimate):
     assert np.ptp(np.asarray(tree["posterior"]["corr"])[..., 2, 2]) > 0
     ones = {f"corr[{i}, {i}]": 1.0 for i in range(3)} | {"factor[0, 0]": 1.0}
@@ -102,6 +104,7 @@ def test_what_is_constant_up_to_rounding_has_a_value_and_no_error(tree, estimate
     assert median.duplicates["corr[1, 0] [0.5]"] == "corr[0, 1] [0.5]"
 
 
+@pytest.mark.slow
 def test_a_small_spread_beyond_rounding_is_estimated(tree):
     noise = np.random.default_rng(0).standard_normal((4, 400))
     small = mp.expectation(
@@ -114,6 +117,7 @@ def test_a_small_spread_beyond_rounding_is_estimated(tree):
     assert [str(status) for status in found.status] == ["constant", "plain"]
 
 
+@pytest.mark.slow
 def test_the_two_halves_of_a_symmetric_matrix_are_one_estimate(tree, estimate):
     doubles = {
         f"{name}[{j}, {i}]": f"{name}[{i}, {j}]"
@@ -146,6 +150,7 @@ def test_the_first_of_the_same_is_found_whatever_lies_between(rng):
     assert first_of_same(values).tolist() == [0, 1, 2, 3, 4, 5, 1]
 
 
+@pytest.mark.slow
 def test_tables_for_readers_name_constants_and_doubles_once(estimate):
     text = estimates_text([estimate])
     listed = [line.split("  ")[0] for line in text.splitlines() if "[" in line and ":" not in line]
@@ -160,6 +165,7 @@ def test_tables_for_readers_name_constants_and_doubles_once(estimate):
     assert "the same: corr[1, 0] = corr[0, 1], " in text
 
 
+@pytest.mark.slow
 def test_a_summary_joins_that_of_arviz_without_holes(tree):
     with np.errstate(all="ignore"):
         table = az.summary(tree, var_names=["corr", "weights"], round_to="none")
@@ -175,6 +181,7 @@ def test_a_summary_joins_that_of_arviz_without_holes(tree):
     ).all()
 
 
+@pytest.mark.slow
 def test_a_report_lists_constants_in_a_line(tree):
     pytest.importorskip("jinja2")
     html = mp.html_report(tree, integrands=["corr", "fixed"], method="zv1")

@@ -67,6 +67,7 @@ def test_the_plain_standard_deviation_and_its_error_are_arviz_s(tree):
     assert set(found.status) == {"plain"}
 
 
+@pytest.mark.slow
 def test_a_linear_function_is_the_expectation_of_the_combination(tree):
     for method in ("zv1", "plain"):
         asked = {"f": lambda draw: jnp.exp(0.3 * draw["a"]), "g": lambda draw: draw["c"] ** 2}
@@ -85,6 +86,7 @@ def test_a_linear_function_is_the_expectation_of_the_combination(tree):
         assert found.status == whole.status
 
 
+@pytest.mark.slow
 def test_functions_take_arrays_of_the_shape_of_a_draw(tree):
     stacked = {"x": lambda draw: jnp.stack([draw["a"], draw["b"]]), "c": lambda draw: draw["c"]}
     found = mp.delta_method(
@@ -168,6 +170,7 @@ def test_a_slope_of_zero_hides_no_doubt(rng):
     )
 
 
+@pytest.mark.slow
 def test_what_is_not_finite_matters_only_where_it_is_used(tree):
     values = np.array(tree.posterior["a"])
     values[0, 0] = np.nan
@@ -228,6 +231,7 @@ def test_a_name_that_is_not_there_is_told(tree):
     assert "delta_method: the argument of `ratio` has a, b, c." in raised.value.__notes__
 
 
+@pytest.mark.slow
 def test_a_constant_has_no_spread_and_no_correlation(tree):
     asked = {"a": tree.posterior["a"].values, "one": np.ones((4, 250))}
     found = mp.standard_deviation(tree, asked, "zv1")
@@ -236,6 +240,7 @@ def test_a_constant_has_no_spread_and_no_correlation(tree):
     assert mp.correlation(tree, asked, "zv1").status == ("undefined",)
 
 
+@pytest.mark.slow
 def test_what_has_one_value_has_no_part_in_spreads(tree):
     """A constant, or a zero that is a parameter, as in a Cholesky factor: no event that was not
     seen."""
@@ -348,6 +353,7 @@ def test_the_summary_has_what_is_asked_of_the_distribution_and_no_more(tree):
         np.testing.assert_allclose(table[f"{bound}_cv"], table[f"{same}_cv"], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_function_does_not_keep_the_question(rng):
     """The compiled program of a function is cached: what the function holds stays in memory."""
     x = rng.normal(size=(2, 50, 1))

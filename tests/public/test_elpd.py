@@ -67,6 +67,7 @@ def test_densities_against_the_closed_form(tree, y, method):
     )
 
 
+@pytest.mark.slow
 def test_it_stands_beside_arviz_s(tree):
     ours, theirs = mp.elpd(tree, "y"), arviz_stats.loo(tree, pointwise=True)
     assert abs(ours.mean[0] - theirs.elpd) < 5 * ours.mcse_plain[0]
@@ -122,6 +123,7 @@ def test_a_log_likelihood_that_is_not_there_is_refused(tree, kept, name, words):
         mp.elpd(tree if kept else tree.drop_nodes("log_likelihood"), name)
 
 
+@pytest.mark.slow
 def test_an_observation_that_is_impossible_is_undefined(tree):
     with_it = tree.copy()
     with_it["log_likelihood"] = tree["log_likelihood"].to_dataset() * np.inf
@@ -147,6 +149,7 @@ def test_one_of_several_must_be_named(tree):
     assert mp.elpd(both, "z", "plain").names[3] == "elpd_loo(z[0])"
 
 
+@pytest.mark.slow
 def test_a_masked_observation_adds_nothing(tree):
     """Its log likelihood is zero at every draw."""
     masked = tree.copy()

@@ -18,6 +18,7 @@ def test_the_examples_are_small():
     assert sum(path.stat().st_size for path in examples.FOLDER.glob("*.nc")) < 300_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["lotka_volterra", "lotka-volterra"])
 def test_the_trace_passes_the_score_gate(name):
     tree = mp.load_example(name)

@@ -252,6 +252,7 @@ def test_rounding_invents_no_gain(size, location, rng):
     assert abs(found.mean[0] - location - left.mean()) < 3 * found.mcse[0] + 3 * rounding
 
 
+@pytest.mark.slow
 def test_scores_that_fail_the_gate_are_not_used():
     x = np.random.default_rng(0).normal(size=(4, 1_000, 2))
     with pytest.warns(mp.scores.ScoreWarning):
@@ -264,6 +265,7 @@ def test_scores_that_fail_the_gate_are_not_used():
         assert np.array_equal(found.mean, found.mean_plain) is same
 
 
+@pytest.mark.slow
 def test_constants_events_and_what_is_not_finite():
     tree = make_tree(10)
     values = np.ones((4, 200, 4))
@@ -287,6 +289,7 @@ def test_many_short_chains():
     assert (found.gain[:5] > 5).all()
 
 
+@pytest.mark.slow
 def test_a_summary_and_names_of_some_quantities():
     sums = mp.moments(make_tree(12), QUANTITIES)
     table = mp.summary(sums, ["u", "large"])
@@ -318,6 +321,7 @@ def test_what_cannot_be_summed_or_asked_is_refused_in_one_line(ask, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_the_input_is_not_changed():
     tree = make_tree(13)
     before = tree.copy(deep=True)

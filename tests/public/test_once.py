@@ -83,6 +83,7 @@ def test_tasks_that_share_a_tree_share_its_gate(tree, entered):
     assert entered == ONCE | {"integrand_values": 2}
 
 
+@pytest.mark.slow
 def test_the_report_of_a_ladder_reads_it_once(rng, entered, monkeypatch):
     monkeypatch.setattr("mcmcpost.app.page.evidence_of", lambda *_, **__: None)
     ladder = mp.ladder_from_arrays(*gaussian_path(1).ladder(rng, 60, RUNGS, chains=2)[:5])

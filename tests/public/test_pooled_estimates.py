@@ -112,6 +112,7 @@ def test_a_constant_stays_one():
         )
 
 
+@pytest.mark.slow
 def test_new_chains_are_added_to_a_saved_reduction(rng, tmp_path):
     x = chains(rng, (6, 300, 2))
     parts = [reduced(x[:4]), reduced(x[4:])]
@@ -151,6 +152,7 @@ def test_rare_events_that_look_alike_are_pooled(rng):
     assert mp.pool_estimates(*parts).mean[0] == pytest.approx(3 / 240)
 
 
+@pytest.mark.slow
 def test_a_joint_estimate_is_pooled_task_by_task(rng):
     x = chains(rng)
     joint = mp.joint_expectation({"a": (mp.from_arrays(x, -x), x[..., 0])})

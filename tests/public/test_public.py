@@ -71,6 +71,7 @@ def test_json_has_null_for_what_is_not_finite(tree, draws):
     assert quantity["mean_cv"] is None
 
 
+@pytest.mark.slow
 def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_method(rng):
     x = np.abs(rng.normal(size=(4, 250, 1)))
     with pytest.warns(mp.ScoreWarning):
@@ -87,6 +88,7 @@ def test_an_unrecognised_failure_of_the_gate_gives_plain_means_whatever_the_meth
         mp.stein_weights(half_normal)
 
 
+@pytest.mark.slow
 def test_a_controlled_mean_that_contradicts_the_plain_one_is_warned_about(rng):
     """Two bumps with the scores of one normal of the same mean and variance, which the gate lets
     through."""
@@ -164,6 +166,7 @@ def test_quantiles_of_what_is_controlled_are_exact(tree):
     assert (result.mcse < 1e-10 * result.mcse_plain).all()
 
 
+@pytest.mark.slow
 def test_stein_weights_integrate_everything_better_than_equal_ones(tree, draws):
     weights = mp.stein_weights(tree, method=mp.ControlFunctional(SquaredExponential(2.0), 1e-6))
     np.testing.assert_allclose(weights.values.sum(), 1.0)

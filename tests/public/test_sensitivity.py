@@ -29,6 +29,7 @@ PRECISION = 1 / NEW_SD**2 + 1 / NOISE
 MEAN = (NEW_MEAN / NEW_SD**2 + Y / NOISE) / PRECISION
 
 
+@pytest.mark.slow
 def test_another_prior_has_its_evidence_and_its_posterior(rng):
     tree = trace(rng)
     found = mp.reweight_prior(tree, log_ratio, {"x": lambda draw: draw["x"]}, "zv3")
@@ -46,6 +47,7 @@ def test_another_prior_has_its_evidence_and_its_posterior(rng):
     assert found.to_json_dict()["status"] == "controlled"
 
 
+@pytest.mark.slow
 def test_what_has_one_value_has_no_error_under_any_prior(rng):
     tree = trace(rng)
     fixed = {
@@ -62,6 +64,7 @@ def test_what_has_one_value_has_no_error_under_any_prior(rng):
     assert slopes.status is mp.Status.PLAIN
 
 
+@pytest.mark.slow
 def test_an_event_that_was_not_seen_has_the_error_of_its_complement_and_of_the_slope_s_units(rng):
     tree, far = trace(rng), {"far": lambda draw: draw["x"] > 50.0}
     change = mp.reweight_prior(

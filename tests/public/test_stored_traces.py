@@ -131,6 +131,7 @@ def test_a_summary_of_means_and_its_tree_read_nothing_whole(rng, tmp_path):
     assert both.info["pooled_draws"] == [1_200, 1_200]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("method", "options"),
@@ -361,6 +362,7 @@ def test_single_precision_is_converted_by_chunks(rng):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("small")
 def test_divergences_are_counted_at_every_draw(rng):
     tree = skewed_tree(rng)

@@ -97,6 +97,7 @@ def test_plain_means_are_weighted_where_scores_are_not_finite_and_in_chunks_of_d
         np.testing.assert_allclose(found.mcse, expected.mcse, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_equal_weights_change_nothing(rng):
     draws = rng.normal(size=(4, 200, 2))
     with_weights = mp.from_arrays(draws, -draws, log_weights=np.full((4, 200), -3.0))
@@ -168,6 +169,7 @@ def test_controlled_means_of_weighted_draws_are_calibrated(rng):
     assert np.mean(np.square(z)) < 2.0
 
 
+@pytest.mark.slow
 def test_kernels_take_weighted_draws(tree):
     """The integrand is no polynomial: exp of the first coordinate, whose mean is that of a
     log-normal."""
@@ -235,6 +237,7 @@ def test_what_knows_no_weights_refuses_them(tree, ask):
         ask(tree)
 
 
+@pytest.mark.slow
 def test_every_weighted_quantity_reads_the_weights(tree):
     """The draws are around 0.2 more than the mean, and wider."""
     for estimator, truth in (
@@ -276,6 +279,7 @@ def test_what_counts_all_draws_alike_refuses_weights(tree):
         mp.expectation(tree, method=mp.VectorValued())
 
 
+@pytest.mark.slow
 def test_resampled_draws_have_equal_weights_and_the_same_means(tree, nested):
     for weighted, mean in ((tree, MEAN), (nested, np.zeros(3))):
         found = mp.resample(weighted, key=jax.random.key(1))

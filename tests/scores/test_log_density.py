@@ -116,6 +116,7 @@ def tree_of(x, scores, lp):
     return tree
 
 
+@pytest.mark.slow
 def test_scores_times_a_twentieth_more_are_plain_with_a_log_density_and_on_trust_without(rng):
     x = rng.standard_normal((4, 250, 2))
     lp = -0.5 * (x**2).sum(axis=-1)

@@ -296,6 +296,7 @@ def test_screening_never_hides_a_failure(rng):
     )
 
 
+@pytest.mark.slow
 def test_many_coordinates_are_tested_in_a_band(rng):
     x = rng.normal(size=(2, 100, 60))
     check = check_scores(make_trace(x, -x))
@@ -383,6 +384,7 @@ def test_one_chain_with_the_other_sign_or_of_another_model_is_named(rng):
         assert "belong to" not in check.message
 
 
+@pytest.mark.slow
 def test_a_mistake_that_all_chains_share_is_none_of_single_chains(rng):
     for _ in range(20):
         x, s = slow(rng, 4, 300)
@@ -408,6 +410,7 @@ def singular(rng, c, n):
     return x, 0.5 / x - 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [funnel, student, banana, singular])
 def test_scores_with_a_heavy_tail_are_not_called_wild(rng, target):
     assert "wild" not in {check_scores(make_trace(*target(rng, 4, 500))).pattern for _ in range(50)}
@@ -459,6 +462,7 @@ def truncated(rng, c, n):
     return (x := x[np.abs(x[:, 0]) < 2][: c * n].reshape(c, n, 1)), -x
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("target", "n"), [(angle, 500), (truncated, 1000)])
 def test_a_density_that_does_not_vanish_where_the_draws_end_is_told(rng, target, n):
     """The score of an angle is zero at its ends, and that of a truncated normal looks like too

@@ -63,6 +63,7 @@ def test_generalised_least_squares_is_the_textbook_formula(system, rng):
     np.testing.assert_allclose(dual, inverse @ (values - basis @ expected), rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preconditioned", [False, True])
 def test_conjugate_gradients_reach_cholesky_in_n_steps(system, preconditioned):
     matrix, right = system
@@ -188,6 +189,7 @@ def test_a_small_inverse_uses_one_blas_thread_and_gives_the_others_back(monkeypa
     assert seen == [{1}, {2}, {1}]
 
 
+@pytest.mark.slow
 def test_a_factor_of_an_ill_conditioned_matrix_does_not_claim_a_solution(rng):
     inputs = np.linspace(0, 1, 300)[:, None]
     system = Regularised(kernel_operator(SquaredExponential(1.0), inputs), 1e-13)

@@ -66,13 +66,15 @@ def data(rng):
     return jnp.asarray(rng.normal(size=(N, 2))), jnp.asarray(rng.normal(size=(N, K)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "solver"),
     [
         *(("matern", solver) for solver in SOLVERS),
         # Cholesky sees only the dense matrix, and conjugate gradients on this operator are
         # differentiated below.
-        *(pytest.param("stein", solver, marks=pytest.mark.slow) for solver in ("ap", "sgd")),
+        ("stein", "ap"),
+        ("stein", "sgd"),
     ],
 )
 def test_every_solver_agrees_with_dense_algebra(operator, solver, data, key):
@@ -133,6 +135,7 @@ def test_every_solver_is_in_the_table():
     assert classes - {AbstractIterativeSolver} | {Cholesky} == {type(s) for s in SOLVERS.values()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", [s for s in SOLVERS if s != "cholesky"])
 def test_a_budget_ends_a_solve_with_the_residual_that_it_reached(solver, data, key):
     points, right = data
@@ -186,6 +189,7 @@ def test_an_indefinite_matrix_is_broken_not_endless(solver, data, key):
     assert np.isfinite(found.value).all()
 
 
+@pytest.mark.slow
 def test_duplicates_without_noise_are_jittered_by_cholesky_and_said(data, key):
     points, right = data
     twice = np.arange(N) % 31
@@ -241,6 +245,7 @@ def test_operator_parts_agree_with_the_dense_matrix(data):
     np.testing.assert_allclose(inverse(right), np.linalg.solve(dense, right), atol=1e-9)
 
 
+@pytest.mark.slow
 def test_bilinear_gradient_is_that_of_the_dense_form(data, rng):
     points, left = data
     right = jnp.asarray(rng.normal(size=left.shape))

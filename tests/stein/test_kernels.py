@@ -219,6 +219,7 @@ def test_distances_survive_a_far_origin(rng: np.random.Generator) -> None:
     )
 
 
+@pytest.mark.slow
 def test_products_of_any_two_profiles_stay_closed(rng: np.random.Generator) -> None:
     @jax.jit
     def program(X: jax.Array) -> list[tuple[jax.Array, jax.Array]]:

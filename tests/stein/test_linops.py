@@ -64,6 +64,7 @@ def test_cross_products_are_the_dense_ones(o: int, rng: np.random.Generator) -> 
     )
 
 
+@pytest.mark.slow
 def test_products_differentiate_and_map(rng: np.random.Generator) -> None:
     operator, _ = make(9, rng, np.float64, 4)
     V, W = rng.normal(size=(2, 9, 2)), rng.normal(size=(9, 2))

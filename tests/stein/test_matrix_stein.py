@@ -88,6 +88,7 @@ def test_the_gram_is_the_definition_entry_by_entry(rng, rows, order):
     assert np.linalg.eigvalsh(found)[0] > -1e-10 * np.linalg.eigvalsh(found)[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2])
 def test_other_points_take_the_score_of_the_task_they_are_asked_for(rng, rows, order):
     """The same points asked as draws of each task in turn: one row block of the matrix-valued
@@ -106,6 +107,7 @@ def test_other_points_take_the_score_of_the_task_they_are_asked_for(rng, rows, o
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("order", [1, 2])
 @pytest.mark.parametrize("dimension", [1, 2])
 def test_every_function_of_the_space_has_mean_zero_under_its_own_target(
@@ -144,6 +146,7 @@ def whole_matrix(kernel, covariance, x, own, y, other):
     return blocks
 
 
+@pytest.mark.slow
 def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(rng, rows):
     """Theorem 4.1: θ_j ∈ R^T, cross-task scores, normal equations; here (G + λ diag m_t)c = y −
     β."""
@@ -177,6 +180,7 @@ def test_one_coefficient_a_datum_is_the_paper_s_solution_with_as_many_as_tasks(r
         np.testing.assert_allclose(ours, paper[:, t], atol=1e-7 * np.abs(paper).max())
 
 
+@pytest.mark.slow
 def test_the_dense_fit_is_the_minimiser_of_the_ridge_objective_with_balanced_tasks(rng):
     """Σ_t Σ_j (f − β_t − g_t)²/m + λ‖g‖² over c and β, by plain normal equations in both, η =
     λm/mean(diag)."""

@@ -90,6 +90,7 @@ def test_rows_are_filled_by_blocks_that_need_not_divide(
     operators._features.clear_cache()
 
 
+@pytest.mark.slow
 def test_features_map_jit_and_differentiate(rng: np.random.Generator) -> None:
     Z, E = rng.normal(size=(2, 5, 3)), polynomial_exponents(3, 3)
     features = lambda z: polynomial_features(z, -z, E)  # noqa: E731

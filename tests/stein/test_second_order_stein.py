@@ -133,6 +133,7 @@ def test_gram_in_single_precision_is_its_definition(name: str, data: np.ndarray)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUPPORTED)
 def test_gram_of_a_set_with_itself_is_symmetric_and_positive(name: str, data: np.ndarray) -> None:
     X, S, _, _ = data
@@ -167,6 +168,7 @@ def test_gram_of_a_set_with_itself_has_the_exact_diagonal(name: str, data: np.nd
 SMOOTH = [name for name in DEFINED if "matern" not in name and not name.startswith("scaled")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMOOTH)
 def test_coincident_points_are_the_definition(name: str, data: np.ndarray) -> None:
     """Smooth kernels have an autodiff value at δ = 0; the same point may carry two scores."""
@@ -178,6 +180,7 @@ def test_coincident_points_are_the_definition(name: str, data: np.ndarray) -> No
     np.testing.assert_allclose(diagonal, own, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "lengthscale"), [("matern52", 0.9), ("matern52_ard", ARD)], ids=["isotropic", "ard"]
 )
@@ -205,6 +208,7 @@ def test_matern52_is_continuous_at_coincidence(
     np.testing.assert_allclose(far, limit, rtol=1e-13)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NEAR)
 @pytest.mark.parametrize("gap", [0.0, 1e-14, 1e-9, 1e-5, 1e-2])
 def test_gram_is_positive_up_to_rounding_near_duplicates(
@@ -348,6 +352,7 @@ def test_gradients_in_the_parameters_are_finite_and_right(
     check_parameter_gradients(second_order_stein_gram, SUPPORTED[name], rng)
 
 
+@pytest.mark.slow
 def test_tile_serves_an_operator(rng: np.random.Generator) -> None:
     kernel = SUPPORTED["sum"]
     X, S, v = rng.normal(size=(24, 3)), rng.normal(size=(24, 3)), rng.normal(size=(24, 1))
@@ -356,6 +361,7 @@ def test_tile_serves_an_operator(rng: np.random.Generator) -> None:
     np.testing.assert_allclose(operator.matmul(v), K @ v, rtol=1e-10, atol=1e-11 * K.max())
 
 
+@pytest.mark.slow
 def test_gram_maps_over_parameters_and_data(rng: np.random.Generator) -> None:
     X = rng.normal(size=(2, 24, 3))
     ells = np.asarray([0.8, 1.7])

@@ -110,6 +110,7 @@ def test_stein_gram_in_single_precision_is_its_definition(name: str, data: np.nd
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KERNELS)
 def test_gram_of_a_set_with_itself_is_symmetric_and_positive(name: str, data: np.ndarray) -> None:
     X, S, _, _ = data
@@ -127,6 +128,7 @@ def of_one_set(kernel: AbstractKernel, X: jax.Array, S: jax.Array) -> jax.Array:
     return stein_gram(kernel, X, S)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ONE_SET)
 def test_gram_of_a_set_with_itself_has_the_exact_diagonal(name: str, data: np.ndarray) -> None:
     X, S, _, _ = data
@@ -135,6 +137,7 @@ def test_gram_of_a_set_with_itself_has_the_exact_diagonal(name: str, data: np.nd
     np.testing.assert_allclose(full, expected, rtol=1e-10, atol=1e-11 * full.max())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SLOPES)
 def test_coincident_points_have_the_analytic_limit(name: str, data: np.ndarray) -> None:
     """k₀(x, x) = −2κ′(0) trΛ + κ(0) s·s′, also where the same point appears in two sets far from
@@ -226,6 +229,7 @@ def test_gradients_in_the_parameters_are_finite_and_right(
     check_parameter_gradients(stein_gram, KERNELS[name], rng)
 
 
+@pytest.mark.slow
 def test_stein_gram_maps_over_parameters_and_data(rng: np.random.Generator) -> None:
     X = rng.normal(size=(2, 12, 3))
     ells = np.asarray([0.8, 1.7])
@@ -237,6 +241,7 @@ def test_stein_gram_maps_over_parameters_and_data(rng: np.random.Generator) -> N
         )
 
 
+@pytest.mark.slow
 def test_operator_and_discrepancy_are_the_dense_ones(rng: np.random.Generator) -> None:
     kernel = KERNELS["weighted_sum"]
     X, S, w = rng.normal(size=(12, 3)), rng.normal(size=(12, 3)), rng.normal(size=12)
@@ -253,6 +258,7 @@ def test_operator_and_discrepancy_are_the_dense_ones(rng: np.random.Generator) -
     )
 
 
+@pytest.mark.slow
 def test_discrepancy_falls_with_good_draws_and_not_with_biased_ones(
     rng: np.random.Generator,
 ) -> None:
@@ -274,6 +280,7 @@ def test_points_without_scores_are_refused() -> None:
         stein_gram(SquaredExponential(), X, X, X)
 
 
+@pytest.mark.slow
 def test_nan_scores_never_give_a_finite_discrepancy(rng: np.random.Generator) -> None:
     X = rng.normal(size=(12, 3))
     S = -X.copy()

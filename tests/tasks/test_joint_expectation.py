@@ -36,6 +36,7 @@ def tasks(draws):
     }
 
 
+@pytest.mark.slow
 def test_the_result_is_a_dict_of_estimates_in_the_order_of_the_tasks(tasks):
     before = {name: tree.copy(deep=True) for name, (tree, _) in tasks.items()}
     found = mp.joint_expectation(tasks, METHOD)
@@ -188,6 +189,7 @@ def rewritten(trace, fixed):
     return mp.from_arrays(draws, scores)
 
 
+@pytest.mark.slow
 def test_a_parameter_that_no_task_moves_is_left_out(draws, rng):
     a, b = draws
     wide = [
@@ -382,6 +384,7 @@ def test_bad_scores_of_one_task_name_it_and_can_be_overridden(tasks, draws):
     assert forced["high"].status != (mp.Status.BAD_SCORES,)
 
 
+@pytest.mark.slow
 def test_an_unrecognised_failure_of_the_gate_leaves_the_task_out_of_the_fit(tasks, rng):
     x = np.abs(rng.normal(size=(4, 250, 2)))
     with pytest.warns(mp.ScoreWarning):

@@ -18,12 +18,13 @@ def random_weights(control, key):
     return eqx.tree_at(lambda c: c.network.layers[-1], control, filled)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("activation", "functions"),
     [
-        pytest.param(jax.nn.tanh, None, marks=pytest.mark.slow),
+        (jax.nn.tanh, None),
         (jax.nn.silu, 1),
-        pytest.param(jax.nn.tanh, 3, marks=pytest.mark.slow),
+        (jax.nn.tanh, 3),
     ],
     ids=["tanh", "silu, one function", "tanh, three functions"],
 )
@@ -65,6 +66,7 @@ def test_it_starts_at_zero_and_training_lowers_variance(rng, key):
     np.testing.assert_allclose(mean / size, 0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_same_key_gives_the_same_network(key):
     first, again = (NeuralNetwork(width=4).start(2, 3, key=key) for _ in range(2))
     assert eqx.tree_equal(first, again)

@@ -123,6 +123,7 @@ def test_the_printed_chain_variance_is_zero_and_batch_means_are_not(rng):
     assert abs(100 * np.mean(blocks**2) - truth) < 4.5 * error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [False, True], ids=["fixed B", "free B"])
 @pytest.mark.parametrize("family", ["kernel", "polynomial"])
 def test_every_member_integrates_to_zero(family, free, rng):
@@ -160,6 +161,7 @@ def test_the_kernel_family_is_the_separable_sum(rng):
     np.testing.assert_allclose(control(at) * control.scale, slow, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_polynomial_family_is_the_mixed_langevin_operator(rng):
     rows = draw_rows(rng, (5, 4))
     control = quadratic_tasks(rows)
@@ -182,6 +184,7 @@ def test_the_polynomial_family_is_the_mixed_langevin_operator(rng):
     np.testing.assert_allclose(control(rows), slow, rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_a_quadratic_integrand_is_in_the_span_of_the_polynomial_family(rng):
     """Its residual is then its expectation: E x₀² − E x₀x₁ + 2 E x₁ + t E x₀ of task t."""
     rows = draw_rows(rng, (20, 20))
@@ -247,6 +250,7 @@ def test_training_starts_from_the_control_variate_that_is_given(rng, key):
     assert bool(again.converged)
 
 
+@pytest.mark.slow
 def test_the_key_decides_everything(rng, key):
     rows = draw_rows(rng, SIZES)
     f = integrand(rows)
@@ -256,6 +260,7 @@ def test_the_key_decides_everything(rng, key):
     assert np.abs(first.control.coefficients - other.control.coefficients).max() > 0
 
 
+@pytest.mark.slow
 def test_features_computed_in_every_batch_give_the_same_fit(rng, key, monkeypatch):
     rows = draw_rows(rng, SIZES)
     f = integrand(rows)
@@ -288,6 +293,7 @@ def test_the_loss_is_the_objective_on_all_data_and_without_real_steps_beta_is_th
     np.testing.assert_allclose(fit.loss, expected, rtol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", ["rate", "value"])
 def test_divergence_shows_in_the_record(bad, rng, key):
     rows = draw_rows(rng, SIZES)
@@ -316,6 +322,7 @@ def test_counts_are_proportional(sizes, total, expected):
     assert tuple(proportional_counts(np.array(sizes), total)) == expected
 
 
+@pytest.mark.slow
 def test_every_step_has_the_same_shares_and_an_epoch_meets_every_draw_once(key, rng):
     tasks = rng.permutation(np.repeat(np.arange(3), (60, 30, 10)))
     schedule = make_schedule(tasks, num_tasks=3, batch_size=10)
@@ -458,6 +465,7 @@ def test_float32_stays_float32(rng, key):
     }
 
 
+@pytest.mark.slow
 def test_strict_promotion_is_kept(rng, key):
     rows = draw_rows(rng, SIZES)
     with jax.numpy_dtype_promotion("strict"):

@@ -84,6 +84,7 @@ def test_the_end_is_stationary_in_every_variable(rng):
         np.testing.assert_allclose(slope, 0, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_the_objective_is_jointly_convex(rng):
     gram, tasks, f = (jnp.asarray(a) for a in data(rng, sizes=(8, 6)))
 
@@ -102,6 +103,7 @@ def test_the_objective_is_jointly_convex(rng):
         assert objective(*middle, gram, tasks, f, 0.1) <= (ends[0] + ends[1]) / 2 * (1 + 1e-12)
 
 
+@pytest.mark.slow
 def test_the_closed_form_covariance_has_no_slope(rng):
     a = rng.normal(size=(4, 3))
     c, lam, jitter = (jnp.asarray(v) for v in (a @ a.T, 0.3, 0.01))

@@ -26,7 +26,8 @@ def searches(monkeypatch):
     return caught
 
 
-@pytest.mark.parametrize("rank", [pytest.param(None, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [None, 1])
 def test_the_gradient_is_that_of_the_loss_and_the_loss_is_the_definition(rng, searches, rank):
     data = likelihood_data(
         [normal_task(rng, n, f) for n, f in ((13, smooth), (11, lambda x: np.cos(x[..., 1])))]

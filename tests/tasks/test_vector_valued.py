@@ -72,6 +72,7 @@ def kronecker_and_dense(problem, kernel, terms, nugget, degree):
     return crossfit_kronecker(tile, covariance, nugget, data), dense, joint
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("degree", "terms"),
     [(0, Coregionalisation((KERNEL,), RELATED[None])), (2, halves(RELATED))],
@@ -152,6 +153,7 @@ COVARIANCE = np.array([[1.0, -0.7, 0.1], [-0.7, 1.2, 0.2], [0.1, 0.2, 0.9]])
 FIXED = VectorValued(KERNEL, COVARIANCE, 1e-2, guard=False)
 
 
+@pytest.mark.slow
 def test_three_unbalanced_tasks_are_the_definition(rng):
     tasks = list(three_unbalanced(rng).values())
     joint = joint_problem(tasks, num_folds=4)

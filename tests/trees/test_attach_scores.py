@@ -101,6 +101,7 @@ def rounded(values, digits):
     return np.vectorize(lambda x: float(f"{x:.{digits}g}"))(values)
 
 
+@pytest.mark.slow
 def test_a_record_of_few_digits_or_of_the_other_sign_is_recognised_and_a_wrong_density_is_not(rng):
     """CmdStan writes six digits until 2.36 and eight since; PyMC with nuts_sampler="numpyro" writes
     −lp."""

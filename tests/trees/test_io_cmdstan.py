@@ -35,6 +35,7 @@ def outputs(tmp_path):
     return [Path(shutil.copy(path, folder)) for path in OUTPUTS]
 
 
+@pytest.mark.slow
 def test_outputs_are_reduced_with_the_scores_beside_them(run, outputs):
     whole = mp.expectation(mp.from_cmdstan(DIAGNOSTICS, OUTPUTS), method="zv2")
     found = rows(run("reduce", *OUTPUTS, *ZV2))
@@ -163,6 +164,7 @@ def test_a_chain_that_was_cut_in_warm_up_has_no_draws(outputs):
         mp.load_tree(outputs[0])
 
 
+@pytest.mark.slow
 def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
     for source in (*OUTPUTS, *DIAGNOSTICS):
         lines = source.read_text().splitlines(keepends=True)

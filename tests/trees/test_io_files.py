@@ -134,6 +134,7 @@ def test_a_file_without_groups(tmp_path):
         load_tree(tmp_path / "flat.nc")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_estimates_round_trip(tree, estimate, tmp_path, suffix):
     before = tree.copy(deep=True)

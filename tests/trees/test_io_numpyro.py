@@ -304,13 +304,14 @@ def evidence_of_line():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("where", "switched"),
     [
         ("object", False),
-        pytest.param("object", True, marks=pytest.mark.slow),
-        pytest.param("arguments", False, marks=pytest.mark.slow),
-        pytest.param("arguments", True, marks=pytest.mark.slow),
+        ("object", True),
+        ("arguments", False),
+        ("arguments", True),
     ],
 )
 def test_float64_data_of_a_run_in_float32(where, switched):

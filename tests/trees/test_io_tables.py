@@ -49,6 +49,7 @@ def test_a_table_is_a_trace(table, tmp_path, index):
     assert set(tree["posterior"].data_vars) == {"log_s", "theta", "s"}
 
 
+@pytest.mark.slow
 def test_a_table_becomes_a_report_in_one_command(run, table, tmp_path):
     path = written(table, tmp_path / "draws.csv")
     done = run("report", path, "-o", "report.html", "--method", "zv2")
@@ -122,6 +123,7 @@ def prophet(x):
     return prior + log_s - residual @ residual / 2 - len(residual) * log_s
 
 
+@pytest.mark.slow
 def test_cmdstan_wrote_the_gradients_of_the_potential():
     tree = mp.from_cmdstan(DIAGNOSTICS, OUTPUTS)
     trace = read_trace(tree)

@@ -116,6 +116,7 @@ def test_other_data_are_refused(tmp_path, rng):
         mp.load_tree(*paths)
 
 
+@pytest.mark.slow
 def test_a_chain_given_twice_is_refused(tmp_path, rng):
     tree = job(rng)
     one = mp.save_tree(tree, tmp_path / "one.nc")

@@ -69,6 +69,7 @@ def test_every_variable_has_a_temperature(tree):
     assert stats.attrs["lockstep_evaluations"] >= stats.attrs["gradient_evaluations"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Score gate")
 def test_the_last_rung_is_a_trace_of_the_posterior(tree):
     rung = mp.trees.posterior_rung(tree)
@@ -79,6 +80,7 @@ def test_the_last_rung_is_a_trace_of_the_posterior(tree):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".nc", ".zarr"])
 def test_a_ladder_survives_a_file(tree, suffix, tmp_path):
     loaded = mp.load_tree(mp.save_tree(tree, tmp_path / f"ladder{suffix}"))
@@ -87,6 +89,7 @@ def test_a_ladder_survives_a_file(tree, suffix, tmp_path):
     assert list(loaded["posterior"].data_vars) == ["sigma", "mu", "twice"]
 
 
+@pytest.mark.slow
 def test_dims_in_any_order(tree):
     turned = tree.copy()
     turned["sample_stats"] = (
@@ -96,6 +99,7 @@ def test_dims_in_any_order(tree):
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -116,6 +120,7 @@ def test_what_is_missing_is_said(tree, change, words):
         read_ladder(broken)
 
 
+@pytest.mark.slow
 def test_an_expectation_of_a_ladder_says_what_it_is(tree):
     with pytest.raises(
         ValueError, match=r"got a ladder, with a dim temperature\. Use log_evidence"
@@ -261,6 +266,7 @@ def test_prior_and_likelihood_add_up_to_the_potential(key):
     np.testing.assert_allclose(ours[1], 2.5 * exact + 3 * sites["weights"][0], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_the_prior_sampler_draws_from_the_prior(key):
     """Its draws satisfy Stein's identity with the gradient of the log prior: sampler and density
     agree."""
@@ -315,6 +321,7 @@ def test_traces_become_a_ladder(tree, tmp_path):
         mp.ladder_from_traces(bare)
 
 
+@pytest.mark.slow
 def test_a_ladder_without_gradients_is_completed(tree):
     stats = (
         tree["sample_stats"]
@@ -331,6 +338,7 @@ def test_a_ladder_without_gradients_is_completed(tree):
     assert_equal_ladders(read_ladder(made), read_ladder(tree))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
@@ -350,6 +358,7 @@ def test_what_is_wrong_in_a_stored_ladder_is_detected(tree, changes, words):
     assert "stored" in made["sample_stats"].attrs["findings"]
 
 
+@pytest.mark.slow
 def test_repeated_states_are_counted(tree):
     repeat = np.minimum(np.arange(50), 34)
     made = mp.ladder_from_traces(tree.isel(draw=repeat, missing_dims="ignore"))
@@ -359,6 +368,7 @@ def test_repeated_states_are_counted(tree):
     assert made["sample_stats"].attrs["repeated_states"] == pytest.approx(fraction.mean())
 
 
+@pytest.mark.slow
 def test_traces_must_be_alike(tree):
     parts = pieces(tree)
     parts[0.3] = parts[0.3].isel(draw=slice(20), missing_dims="ignore")
@@ -371,6 +381,7 @@ def test_traces_must_be_alike(tree):
         mp.ladder_from_traces(parts[1.0])
 
 
+@pytest.mark.slow
 def test_sites_are_taken_where_stored_draws_have_labels_of_their_own(tree):
     """Draws of another program may be in any order: its labels are not the model's."""
     parts = pieces(tree)
@@ -387,6 +398,7 @@ def test_sites_are_taken_where_stored_draws_have_labels_of_their_own(tree):
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_rungs_in_another_order_of_parameters_are_refused(tree):
     parts = pieces(tree)
     turned = parts[1.0]["sample_stats"].to_dataset()
