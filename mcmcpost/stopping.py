@@ -29,6 +29,7 @@ from mcmcpost.sample import pose
 from mcmcpost.sums import places_named
 from mcmcpost.trees import from_numpyro
 from mcmcpost.trees.convention import DRAWS, GROUP
+from mcmcpost.trees.numpyro_model import variables_of_program
 
 if TYPE_CHECKING:
     import xarray
@@ -168,7 +169,12 @@ def sample_until(
                 "Pass a NumPyro program, an MCMC, or a model of nutpie.",
             )
             model = MCMC(NUTS(model), **settings, chain_method="vectorized", progress_bar=False)
-        sampler = nullcontext(numpyro_batches(model, key, args, dict(model_kwargs or {})))
+        keywords = dict(model_kwargs or {})
+        if model.sampler.model is not None:
+            variables = variables_of_program(where, model.sampler.model, args, keywords)
+            if integrands is None and isinstance(mcse, Mapping):
+                _refuse_unknown(mcse, variables)
+        sampler = nullcontext(numpyro_batches(model, key, args, keywords))
     with sampler as draw:
         return until(draw, integrands, method, mcse, relative, max_draws, progress=progress)
 
@@ -439,10 +445,21 @@ def _aims(names: Sequence[str], mcse: float | Mapping[str, float]) -> np.ndarray
     for name, aim in mcse.items():
         places = places_named(names, name)
         if not places:
-            cure = f"{did_you_mean(name, names)}There are {', '.join(names[:10])}."
-            raise InputError("sample_until", "names of quantities in `mcse`", name, cure)
+            raise _unknown(name, names)
         aims[places] = aim
     return aims
+
+
+def _refuse_unknown(mcse: Mapping[str, float], variables: Sequence[str]) -> None:
+    """Refuse names that are neither of these variables nor of elements of them."""
+    for name in mcse:
+        if name.partition("[")[0] not in variables:
+            raise _unknown(name, variables)
+
+
+def _unknown(name: str, names: Sequence[str]) -> InputError:
+    cure = f"{did_you_mean(name, names)}There are {', '.join(names[:10])}."
+    return InputError("sample_until", "names of quantities in `mcse`", name, cure)
 
 
 def _how_far(found: Look) -> str:

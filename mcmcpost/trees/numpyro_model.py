@@ -274,6 +274,64 @@ def _views(value: Any) -> Any:
     return {key: _views(item) for key, item in value.items()} if type(value) is dict else value
 
 
+def _seeded(
+    where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the program with a fixed key, and views of its arguments; refuse others than it
+    takes."""
+    from numpyro import handlers
+    from numpyro.distributions import Distribution
+
+    check_function(where, "model", model, None, "Pass a NumPyro program.")
+    if isinstance(model, type | Distribution):  # they can be called, and run no program
+        got = "a class" if isinstance(model, type) else f"the distribution {type(model).__name__}"
+        cure = 'Such as def model(y): numpyro.sample("mu", dist.Normal(0, 1)) and so on.'
+        raise InputTypeError(where, "`model` to be a NumPyro program, a function", got, cure)
+    try:
+        # A missing argument would otherwise be a TypeError from within the model, like those of its
+        # own faults.
+        inspect.signature(model).bind(*args, **kwargs)
+    except TypeError as error:
+        got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
+        raise InputError(
+            where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data."
+        ) from error
+    args, kwargs = _views(args), _views(kwargs)
+    # A fixed key: subsampling plates and `prng_key` must be the same at every evaluation of the
+    # density.
+    return handlers.seed(with_dotted_sites(where, model), rng_seed=0), args, kwargs
+
+
+def variables_of_program(
+    where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> list[str]:
+    """Return the names of the variables that a trace of a NumPyro program will have, by shapes
+    alone: no draw is made, and no likelihood evaluated.
+
+    Discrete sites that the sampler will sum out are among them.
+    """
+    from numpyro import handlers
+    from numpyro.infer import init_to_sample
+
+    seeded, args, kwargs = _seeded(where, model, args, kwargs)
+    names: list[str] = []
+
+    def run() -> Array:
+        names.clear()  # of an attempt in the other precision
+        started = handlers.substitute(seeded, substitute_fn=init_to_sample)
+        trace = handlers.trace(started).get_trace(*args, **kwargs)
+        names.extend(
+            name
+            for name, site in trace.items()
+            if site["type"] == "deterministic"
+            or (site["type"] == "sample" and not site["is_observed"])
+        )
+        return jnp.zeros(())
+
+    in_either_precision(lambda: jax.eval_shape(run))
+    return names
+
+
 def probe_model(
     where: str,
     model: Callable[..., Any],
@@ -300,27 +358,10 @@ def probe_model(
         marked for enumeration; others are refused, and None refuses all.
     """
     from numpyro import handlers
-    from numpyro.distributions import Delta, Distribution, biject_to
+    from numpyro.distributions import Delta, biject_to
     from numpyro.infer import init_to_sample
 
-    check_function(where, "model", model, None, "Pass a NumPyro program.")
-    if isinstance(model, type | Distribution):  # they can be called, and run no program
-        got = "a class" if isinstance(model, type) else f"the distribution {type(model).__name__}"
-        cure = 'Such as def model(y): numpyro.sample("mu", dist.Normal(0, 1)) and so on.'
-        raise InputTypeError(where, "`model` to be a NumPyro program, a function", got, cure)
-    try:
-        # A missing argument would otherwise be a TypeError from within the model, like those of its
-        # own faults.
-        inspect.signature(model).bind(*args, **kwargs)
-    except TypeError as error:
-        got = f"{len(args)} and {', '.join(kwargs) or 'no keywords'}: {error}"
-        raise InputError(
-            where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data."
-        ) from error
-    args, kwargs = _views(args), _views(kwargs)
-    # A fixed key: subsampling plates and `prng_key` must be the same at every evaluation of the
-    # density.
-    seeded = handlers.seed(with_dotted_sites(where, model), rng_seed=0)
+    seeded, args, kwargs = _seeded(where, model, args, kwargs)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     discrete: dict[str, jax.ShapeDtypeStruct] = {}

@@ -3,6 +3,7 @@ end."""
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -180,3 +181,24 @@ def test_what_cannot_be_reached_is_refused(wrong, message):
     given = {"model": lambda: numpyro.sample("mu", dist.Normal()), "key": jax.random.key(0)} | wrong
     with pytest.raises((mp.InputError, mp.InputTypeError), match=message):
         mp.sample_until(**given)
+
+
+def test_names_that_no_variable_has_are_refused_before_the_warm_up(monkeypatch):
+    def model(y):
+        tau = numpyro.sample("tau", dist.HalfNormal())
+        numpyro.deterministic("scales/variance", tau**2)
+        numpyro.sample("z", dist.Categorical(jnp.ones(3) / 3), infer={"enumerate": "parallel"})
+        numpyro.sample("y", dist.Normal(0.0, tau), obs=y)
+
+    def drew(*_, **__):
+        raise AssertionError("drew")
+
+    monkeypatch.setattr("mcmcpost.stopping.until", drew)
+    ask = partial(mp.sample_until, model, jnp.ones(3), key=jax.random.key(0))
+    for known in ("tau", "scales.variance", "z"):
+        with pytest.raises(AssertionError, match="drew"):
+            ask(mcse={known: 0.1})
+    with pytest.raises(mp.InputError, match=r'Did you mean "?.?tau'):
+        ask(mcse={"tua": 0.1})
+    with pytest.raises(mp.InputError, match="the arguments of `model"):
+        mp.sample_until(model, mcse=0.1, key=jax.random.key(0))
