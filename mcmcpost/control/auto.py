@@ -191,22 +191,24 @@ class Auto(AbstractControlVariate):
         if problem.num_train < MIN_TRAIN:
             return no_control(problem, Status.TOO_FEW_DRAWS, PlainMean().label)
         best, lowest, tried = PlainMean().crossfit(problem), plain_variance(problem), []
-        own = self.coordinates(problem)
-        families, labels = self.families(own, own.num_train)
+        linear_problem = self.coordinates(problem)
+        families, labels = self.families(linear_problem, linear_problem.num_train)
         if families:
             say_step(labels[-1])
             # Fields of degree three and more spoil the tails of distribution functions (section 2).
             most = _serving(labels)
-            system = linear_system(own, families[:1])
-            first = choose_families(own, own.outline, system, labels[:1], lowest)
+            system = linear_system(linear_problem, families[:1])
+            first = choose_families(
+                linear_problem, linear_problem.outline, system, labels[:1], lowest
+            )
             best = first.at_states()
             # Nothing more is tried where the scores alone leave rounding, as for what is linear
             # under a normal density.
             left = np.flatnonzero(judged_variance(problem, best) > ROUNDING**2)
             if len(left) and len(families) > 1:
-                some = own.select(left)
-                system = linear_system(some, families)
-                richer = choose_families(some, some.outline, system, labels, lowest[left])
+                remaining = linear_problem.select(left)
+                system = linear_system(remaining, families)
+                richer = choose_families(remaining, remaining.outline, system, labels, lowest[left])
                 best = replace_columns(
                     best, richer.at_states(), left, np.arange(len(left))
                 )._replace(info=richer.info)
@@ -215,18 +217,18 @@ class Auto(AbstractControlVariate):
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
             # Functions of one coordinate next: they use the linear fits' fields, at little cost.
             best, lowest = crossfit_of_coordinates(
-                own, best, lowest, partial(nested_fits, system, labels, most)
+                linear_problem, best, lowest, partial(nested_fits, system, labels, most)
             )
         linear = best
         for method, columns in self._dearer(problem, lowest):
             say_step(method.label)
-            some, known = problem.select(columns), linear.select(columns)
-            for candidate, fit in _crossfits(some, method):
-                honest = judged_variance(some, fit)
+            subset, known = problem.select(columns), linear.select(columns)
+            for candidate, fit in _crossfits(subset, method):
+                honest = judged_variance(subset, fit)
                 if isinstance(method, SemiExact):
                     sharp = honest * NEED < lowest[columns]
-                    fit = fit._replace(doubt=_beside(some, fit, known))
-                    honest = judged_variance(some, fit)
+                    fit = fit._replace(doubt=_beside(subset, fit, known))
+                    honest = judged_variance(subset, fit)
                     # Of two fits that contradict each other neither is as good as it says.
                     lost = np.flatnonzero(sharp & ~(honest * NEED < lowest[columns]))
                     shared = PART_OF_DISTANCE * np.abs(fit.mean - known.mean)[lost]
@@ -244,7 +246,7 @@ class Auto(AbstractControlVariate):
                 if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
                     # An excursion to a tail looks to a kernel like many draws, hence not for slow
                     # integrands.
-                    better[better] = ~_mix_slowly(some, np.flatnonzero(better))
+                    better[better] = ~_mix_slowly(subset, np.flatnonzero(better))
                 best = replace_columns(best, fit, columns[better], np.flatnonzero(better))
                 lowest[columns] = np.where(better, honest, lowest[columns])
                 tried.append({"method": candidate.label, "integrands": len(columns)} | fit.info)
@@ -256,13 +258,17 @@ class Auto(AbstractControlVariate):
         return problem.unrotated() if Blocks.of(problem.names, self.structure).blocks else problem
 
     def fields(self, problem: Problem) -> list[LinearFits]:
-        own = self.coordinates(problem)
+        linear_problem = self.coordinates(problem)
         families, labels = (
-            self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+            self.families(linear_problem, linear_problem.num_train)
+            if linear_problem.num_train >= MIN_TRAIN
+            else ([], [])
         )
         if not families:
             return []
-        return nested_fits(linear_system(own, families), labels, _serving(labels), own)
+        return nested_fits(
+            linear_system(linear_problem, families), labels, _serving(labels), linear_problem
+        )
 
     def functions(self, problem: Problem, names: Sequence[str]) -> list[tuple[FunctionsOf, str]]:
         """Return families for integrands that are functions of a coordinate; see
@@ -270,18 +276,22 @@ class Auto(AbstractControlVariate):
 
         The linear fits of these draws tell for which they are worth having.
         """
-        own = self.coordinates(problem)
+        linear_problem = self.coordinates(problem)
         families, labels = (
-            self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+            self.families(linear_problem, linear_problem.num_train)
+            if linear_problem.num_train >= MIN_TRAIN
+            else ([], [])
         )
         if not families:
             return []
-        plain, system = plain_variance(problem), linear_system(own, families)
-        fit = choose_families(own, own.outline, system, labels, plain).at_states()
+        plain, system = plain_variance(problem), linear_system(linear_problem, families)
+        fit = choose_families(
+            linear_problem, linear_problem.outline, system, labels, plain
+        ).at_states()
         controlled = np.array([status is not Status.PLAIN for status in fit.status])
-        lowest = np.where(controlled, judged_variance(own, fit), plain)
+        lowest = np.where(controlled, judged_variance(linear_problem, fit), plain)
         fits = partial(nested_fits, system, labels, _serving(labels))
-        return families_of_functions(own.unrotated(), names, lowest, fits)
+        return families_of_functions(linear_problem.unrotated(), names, lowest, fits)
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
         d = problem.draws.shape[1]
@@ -345,8 +355,8 @@ class Auto(AbstractControlVariate):
         columns = columns[lowest[columns] > POLISHED] if grid else columns[:0]
         # on fewer states, they must make up for the others
         every = problem.folds.num_everyone <= POLISH_STATES
-        own = OwnGridREML(least=float(d)) if every else OwnGridREML()
-        method = self._semi_exact(problem, POLISH_STATES, top, own)
+        tuning = OwnGridREML(least=float(d)) if every else OwnGridREML()
+        method = self._semi_exact(problem, POLISH_STATES, top, tuning)
         if d > 1 and not problem.weighted and method is not None and len(columns):
             yield method, columns
 
@@ -374,16 +384,22 @@ class Auto(AbstractControlVariate):
         """Return for which integrands a kernel beats the linear families on a few evenly spaced
         states."""
         few = problem.thin(TRIAL_STATES).seen()
-        own = self.coordinates(few)
-        families, labels = self.families(own, own.num_train)
+        linear_problem = self.coordinates(few)
+        families, labels = self.families(linear_problem, linear_problem.num_train)
         top = MAX_DEGREE.get(few.draws.shape[1], 3) if self.max_degree is None else self.max_degree
         method = self._semi_exact(few, TRIAL_STATES, top, GridREML(polish=False))
         if method is None:
             # Where no trial can be made nothing speaks against the kernel.
             return np.ones(few.values.shape[1], bool)
         plain = plain_variance(few)
-        fits = choose_families(own, own.outline, linear_system(own, families), labels, plain)
-        linear = judged_variance(own, fits.at_states())
+        fits = choose_families(
+            linear_problem,
+            linear_problem.outline,
+            linear_system(linear_problem, families),
+            labels,
+            plain,
+        )
+        linear = judged_variance(linear_problem, fits.at_states())
         kernel = judged_variance(few, crossfit_kernel(few, method, method.degree))
         # Against the better of both: a linear fit on few states may be worse than the plain mean.
         return kernel * PROMISING < np.fmin(linear, plain)
@@ -432,7 +448,7 @@ def _mix_slowly(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.nda
     # Through `inverse`: mixing is that of the chains, repeats included.
     rows = problem.inverse.reshape(problem.num_chains, -1)
     size = np.empty(len(columns))
-    for some in in_blocks(len(columns), rows.size):
-        series = problem.values[rows[:, :, None], columns[some]]
-        size[some] = effective_size(series, series.std(axis=(0, 1)))
+    for block in in_blocks(len(columns), rows.size):
+        series = problem.values[rows[:, :, None], columns[block]]
+        size[block] = effective_size(series, series.std(axis=(0, 1)))
     return rows.size > SLOW * size

@@ -62,18 +62,21 @@ def expand(
     covariance."""
 
     values, slopes, moments = [], [], []
-    for part in parts:
+    for formula in parts:
         # A covariance that is unknown adds nothing to the curvature; the error is NaN by its own
         # part.
-        own = np.nan_to_num(covariance[part.inputs[:, :, None], part.inputs[:, None, :]])
+        input_covariance = np.nan_to_num(
+            covariance[formula.inputs[:, :, None], formula.inputs[:, None, :]]
+        )
         value, own_slope, moment = map(
-            np.asarray, _program_of(part.function, part.steps)(point[part.inputs], own)
+            np.asarray,
+            _program_of(formula.function, formula.steps)(point[formula.inputs], input_covariance),
         )
         moments.append(moment)
         values.append(value)
-        wide = np.zeros((len(part.names), len(point)))
+        wide = np.zeros((len(formula.names), len(point)))
         # `add.at`: a function may use one expectation twice, as corr(x, x) does.
-        np.add.at(wide, (np.arange(len(wide))[:, None], part.inputs), own_slope)
+        np.add.at(wide, (np.arange(len(wide))[:, None], formula.inputs), own_slope)
         slopes.append(wide)
     value, slope = np.concatenate(values), np.concatenate(slopes)
     # A slope that is not finite has no linear part: the quantity is undefined, not exact.
@@ -109,13 +112,13 @@ def _program_of(
             # The value three errors away along each axis tells a step, of which slope and curvature
             # are zero.
             directions = jnp.concatenate([jnp.zeros((1, len(at))), unit, -unit])
-            found = jax.vmap(
+            shifted = jax.vmap(
                 lambda direction: function(
                     at + 3.0 * jnp.sqrt(jnp.diagonal(covariance)) * direction
                 )
             )(directions)
             flat = (slope == 0).all() & (moment == 0)
-            value = jnp.where(flat & (found != found[0]).any(), jnp.nan, value)
+            value = jnp.where(flat & (shifted != shifted[0]).any(), jnp.nan, value)
         return value, slope, moment
 
     return jax.jit(jax.vmap(about))
@@ -150,32 +153,34 @@ def estimate_derived(
     fixed = sample.finite & ~sample.varying  # what is left of a constant is rounding
     # h = g(μ̂) + ∇gᵀ(f − μ̂), whose refits and residuals are ∇gᵀ times those of f.
     series = combine(sample.values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
-    labels = tuple(name for part in parts for name in part.names)
+    labels = tuple(name for formula in parts for name in formula.names)
     linear = Sample.of(sample.trace, labels, series, np.zeros(len(labels), bool), sample.states)
     # as those of the sample: below, squares of errors are added
     linear = linear._replace(units=np.ones(len(labels)))
     problem, fit = linear.problem(options), None
     if source is not None and terms is not None and problem is not None:
         fit = image(terms, source, problem, about.slope[np.ix_(linear.columns, sample.columns)])
-    found = assemble(linear, options, problem, fit)
+    estimate = assemble(linear, options, problem, fit)
     # of what was not seen, which has no part in the series
     constant_error = np.where(sample.varying, 0.0, means.mcse)
-    unseen, unseen_plain = (combine(constant_error**2, part.slope**2) for part in (about, at_plain))
+    unseen, unseen_plain = (
+        combine(constant_error**2, expansion.slope**2) for expansion in (about, at_plain)
+    )
     # In squares: the error of the linear part, the second-order term, and what was not seen.
-    mcse_plain = np.sqrt(found.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
-    mcse = np.sqrt(found.mcse**2 + about.curvature**2 + unseen)
+    mcse_plain = np.sqrt(estimate.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
+    mcse = np.sqrt(estimate.mcse**2 + about.curvature**2 + unseen)
     constant = linear.finite & ~linear.varying  # the slope is zero
     with np.errstate(invalid="ignore"):
         # A constant has no residuals to judge by: the smaller error decides.
         controlled = np.where(
-            constant, mcse < mcse_plain, [label != PlainMean().label for label in found.method]
+            constant, mcse < mcse_plain, [label != PlainMean().label for label in estimate.method]
         )
     mcse = np.where(controlled, mcse, mcse_plain)
     with np.errstate(invalid="ignore", divide="ignore"):
-        gain = np.where(controlled, (mcse_plain / mcse) ** 2, found.gain)
-        rounded = mcse <= ROUNDING * (np.abs(about.value) + found.sd)
-    used = " + ".join(dict.fromkeys(own for own in means.method if own != PlainMean().label))
-    status = np.array(found.status, dtype=object)
+        gain = np.where(controlled, (mcse_plain / mcse) ** 2, estimate.gain)
+        rounded = mcse <= ROUNDING * (np.abs(about.value) + estimate.sd)
+    used = " + ".join(dict.fromkeys(label for label in means.method if label != PlainMean().label))
+    status = np.array(estimate.status, dtype=object)
     # the linear part is exact, and the quantity is not
     changed = np.isin(status, REPRODUCED) & ~rounded
     status[changed & controlled] = Status.CONTROLLED
@@ -183,18 +188,18 @@ def estimate_derived(
     with np.errstate(invalid="ignore"):
         # Mostly the error of an unseen event: the status says so, not how it was combined.
         status[unseen > 0.5 * mcse**2] = Status.UNSEEN
-    return found._replace(
-        mean=np.where(controlled, found.mean, at_plain.value),
+    return estimate._replace(
+        mean=np.where(controlled, estimate.mean, at_plain.value),
         mcse=mcse,
         gain=gain,
         status=tuple(status),
         method=tuple(
-            used if flat else own
-            for flat, own in zip(constant & controlled, found.method, strict=True)
+            used if flat else label
+            for flat, label in zip(constant & controlled, estimate.method, strict=True)
         ),
         mean_plain=at_plain.value,
         mcse_plain=mcse_plain,
-        covariance=covariance_of(found.residuals, mcse, weights),
+        covariance=covariance_of(estimate.residuals, mcse, weights),
     )
 
 
@@ -232,18 +237,22 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
     used = mcse < mcse_plain
     status, method = [], []
     for k, j in enumerate(from_term):
-        own = means.status[j] if used[k] or means.status[j] not in TRUSTED else Status.PLAIN
-        own = Status.CONTROLLED if own in REPRODUCED and about.curvature[k] > 0 else own
+        term_status = means.status[j] if used[k] or means.status[j] not in TRUSTED else Status.PLAIN
+        term_status = (
+            Status.CONTROLLED
+            if term_status in REPRODUCED and about.curvature[k] > 0
+            else term_status
+        )
         constant = not np.any(share[k]) and mcse[k] == 0
         status.append(
-            Status.UNDEFINED if np.isnan(mcse[k]) else Status.CONSTANT if constant else own
+            Status.UNDEFINED if np.isnan(mcse[k]) else Status.CONSTANT if constant else term_status
         )
         method.append(means.method[j] if used[k] else PlainMean().label)
     mean, mcse = np.where(used, about.value, at_plain.value), np.where(used, mcse, mcse_plain)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(used, (mcse_plain / mcse) ** 2, 1.0) + 0 * mcse
     return Estimate(
-        names=tuple(name for part in parts for name in part.names),
+        names=tuple(name for formula in parts for name in formula.names),
         mean=mean,
         mcse=mcse,
         gain=gain,
@@ -324,9 +333,9 @@ def estimate_spread(
         np.concatenate([events, ~(fixed[pairs.one] | fixed[pairs.two])]),
         sample.states,
     )
-    found = estimate_derived(products, [pairs.smooth], method, options)
+    estimate = estimate_derived(products, [pairs.smooth], method, options)
     with np.errstate(over="ignore", under="ignore"):
-        return rescaled(found, pairs.unit(kind, sample.units * sd))
+        return rescaled(estimate, pairs.unit(kind, sample.units * sd))
 
 
 class Pairs(NamedTuple):
@@ -348,16 +357,18 @@ class Pairs(NamedTuple):
     def of(cls, kind: Kind, names: tuple[str, ...]) -> "Pairs":
         """Return those of the spreads of a kind of integrands with these names."""
         p = len(names)
-        own = np.arange(p)
-        asked = np.stack((own, own) if kind.offset is None else np.triu_indices(p, kind.offset))
-        needed = (own, own) if kind.offset is None else np.triu_indices(p)
+        diagonal = np.arange(p)
+        pairs = np.stack(
+            (diagonal, diagonal) if kind.offset is None else np.triu_indices(p, kind.offset)
+        )
+        needed = (diagonal, diagonal) if kind.offset is None else np.triu_indices(p)
         place = np.zeros((p, p), int)
         place[needed] = p + np.arange(len(needed[0]))
-        one, two = asked
+        one, two = pairs
         inputs = np.stack([one, two, place[one, one], place[two, two], place[one, two]], axis=1)
         labels = tuple(kind.label.format(names[i], names[j]) for i, j in zip(one, two, strict=True))
         products = tuple(f"{names[i]} {names[j]}" for i, j in zip(*needed, strict=True))
-        return cls((*names, *products), *needed, Smooth(labels, inputs, kind.function), asked)
+        return cls((*names, *products), *needed, Smooth(labels, inputs, kind.function), pairs)
 
     def products(self, standard: Float[np.ndarray, "*n p"]) -> Float[np.ndarray, "*n q"]:
         """Return the integrands, centred and in units of their standard deviations, and the
@@ -383,7 +394,7 @@ def image(
     plain = np.array([status is Status.PLAIN for status in fit.status])
     # those of a plain mean, which says nothing of its refits
     over_folds = mean_of_residuals(source, fit.control)[1]
-    refits = columnwise(lambda own, mean: np.where(plain, mean, own), fit.refits, over_folds)
+    refits = columnwise(lambda refit, mean: np.where(plain, mean, refit), fit.refits, over_folds)
     terms = [np.flatnonzero(row) for row in weights]
     return FoldFit(
         mean=combine(fit.mean, weights),
@@ -391,9 +402,12 @@ def image(
         refits=columnwise(lambda means: combine(means, weights), refits),
         # Absolute: what the parts doubt may point the same way.
         doubt=combine(fit.doubt, np.abs(weights)),
-        status=tuple(min((fit.status[j] for j in own), key=WORST_FIRST.index) for own in terms),
+        status=tuple(
+            min((fit.status[j] for j in columns), key=WORST_FIRST.index) for columns in terms
+        ),
         method=tuple(
-            " + ".join(dict.fromkeys(fit.method[j] for j in own if not plain[j])) for own in terms
+            " + ".join(dict.fromkeys(fit.method[j] for j in columns if not plain[j]))
+            for columns in terms
         ),
         info=fit.info,
     )

@@ -129,18 +129,18 @@ class Distribution(NamedTuple):
             ]
         else:
             of = np.repeat(self.place, at.shape[1])
-            found = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
-            each = [found.select(row) for row in np.arange(at.size).reshape(at.shape)]
-        rows = [Curve.of(row, own) for row, own in zip(at, each, strict=True)]
+            estimate = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
+            each = [estimate.select(row) for row in np.arange(at.size).reshape(at.shape)]
+        rows = [Curve.of(row, row_estimate) for row, row_estimate in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
         # Each probability is estimated by itself: together they may decrease by as much as their
         # errors.
         order = np.argsort(at, axis=1, kind="stable")
         mean = curve.mean.copy()
-        for own, by in zip(mean, order, strict=True):
-            known = by[np.isfinite(own[by])]
+        for probabilities, by in zip(mean, order, strict=True):
+            known = by[np.isfinite(probabilities[by])]
             if len(known):
-                own[known] = isotonic_regression(own[known]).x
+                probabilities[known] = isotonic_regression(probabilities[known]).x
         return curve._replace(mean=np.clip(mean, 0.0, 1.0))
 
     @in_float64
@@ -157,19 +157,19 @@ class Distribution(NamedTuple):
         finite_low = np.nextafter(lower, -np.inf)
         finite = [bound for bound in (finite_low, upper) if np.isfinite(bound)]
 
-        def answer(part: Distribution) -> Estimate:
-            values = part.sample.values
+        def answer(dist: Distribution) -> Estimate:
+            values = dist.sample.values
             with np.errstate(invalid="ignore"):
                 inside = np.where(
                     np.isfinite(values), (values >= lower) & (values <= upper), np.nan
                 )
-            return part.events(inside, np.tile(finite, (values.shape[-1], 1)), shared=True)[0]
+            return dist.events(inside, np.tile(finite, (values.shape[-1], 1)), shared=True)[0]
 
         if self.over_all is None:
-            found = self._by_quantity(answer)
+            estimate = self._by_quantity(answer)
         else:
             every = np.arange(len(self.sample.names))
-            found = self.over_all.probabilities(
+            estimate = self.over_all.probabilities(
                 every, *(np.full(len(every), end) for end in (finite_low, upper))
             )
         inequality = [
@@ -177,7 +177,7 @@ class Distribution(NamedTuple):
             f" <= {upper:g}" if np.isfinite(upper) else "",
         ]
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
-        return spread(_clipped(found), labels, self.place)
+        return spread(_clipped(estimate), labels, self.place)
 
     @in_float64
     def quantile(self, probabilities: "float | Sequence[float] | np.ndarray") -> Estimate:
@@ -185,8 +185,8 @@ class Distribution(NamedTuple):
         another."""
         levels = check_probabilities(probabilities)
         first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
-        found = self._quantiles(levels)
-        return spread(found, quantile_labels(self.names, levels), first)
+        estimate = self._quantiles(levels)
+        return spread(estimate, quantile_labels(self.names, levels), first)
 
     @in_float64
     def interval(self, prob: float = 0.89, kind: str = "eti") -> Estimate:
@@ -202,14 +202,14 @@ class Distribution(NamedTuple):
             )
         tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
         if kind == "eti":
-            found = self._quantiles(tails)
+            estimate = self._quantiles(tails)
         elif self.over_all is not None:
-            found = self.over_all.shortest(prob)
+            estimate = self.over_all.shortest(prob)
         else:
-            found = self._by_quantity(partial(_shortest, prob=prob), apart=True)
+            estimate = self._by_quantity(partial(_shortest, prob=prob), singly=True)
         title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
         labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
-        return spread(found, labels, (2 * self.place[:, None] + np.arange(2)).reshape(-1))
+        return spread(estimate, labels, (2 * self.place[:, None] + np.arange(2)).reshape(-1))
 
     @in_float64
     def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:
@@ -267,29 +267,29 @@ class Distribution(NamedTuple):
     def _one(self, j: int) -> "Distribution":
         """Return the distribution of one quantity of the sample, with the regressions of its
         functions at hand."""
-        own = self.select(np.array([j]))
-        if own.problem is None or (known := own.marginals[0]) is None:
-            return own
-        return own._replace(marginals=(known.prepared(own.problem),))
+        single = self.select(np.array([j]))
+        if single.problem is None or (known := single.marginals[0]) is None:
+            return single
+        return single._replace(marginals=(known.prepared(single.problem),))
 
     def _by_quantity(
-        self, answer: "Callable[[Distribution], Estimate]", *, apart: bool = False
+        self, answer: "Callable[[Distribution], Estimate]", *, singly: bool = False
     ) -> Estimate:
         """Return the results for all quantities, in their order, each of those whose functions are
         known by itself.
 
         What these share is then in memory for one at a time, and none is searched for longer
-        because of another. The others share their regression, unless they are taken `apart`, too.
+        because of another. The others share their regression, unless they are taken `singly`, too.
         """
         p = len(self.sample.names)
         # Splines of all quantities at once would be some hundred numbers a state and quantity.
-        alone = np.array([apart or self.marginal(j) is not None for j in range(p)])
+        alone = np.array([singly or self.marginal(j) is not None for j in range(p)])
         parts = [answer(self._one(j)) for j in np.flatnonzero(alone).tolist()]
         parts += [] if alone.all() else [answer(self.select(np.flatnonzero(~alone)))]
-        found = side_by_side(parts, self.sample.trace.weights)
-        each = len(found.mean) // p
+        estimate = side_by_side(parts, self.sample.trace.weights)
+        each = len(estimate.mean) // p
         first = np.argsort(np.argsort(~alone, kind="stable")) * each
-        return found.select((first[:, None] + np.arange(each)).reshape(-1))
+        return estimate.select((first[:, None] + np.arange(each)).reshape(-1))
 
     def marginal(self, j: int) -> Marginal | None:
         """Return what is known of a quantity of the sample."""
@@ -342,10 +342,10 @@ class Distribution(NamedTuple):
         p, known = len(self.sample.names), self.sample.varying
         if self.sample.trace.weights is not None:
             return np.full(p, self.sample.trace.weights.ess)
-        found = np.full(p, np.inf)
+        sizes = np.full(p, np.inf)
         series = self.sample.scaled[..., known]
-        found[known] = effective_size(series, series.std(axis=(0, 1)))
-        return found
+        sizes[known] = effective_size(series, series.std(axis=(0, 1)))
+        return sizes
 
     def below(self, thresholds: Float[np.ndarray, "p t"]) -> Estimate:
         """Return P(h ≤ t) of the quantities of the sample, each at t thresholds of its own."""
@@ -373,29 +373,29 @@ class Distribution(NamedTuple):
         events = Sample.of(sample.trace, labels, values, unknown, sample.states)
         sizes = self.effective_sizes()[of]
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
-            found = assemble(events, self.options, sizes=sizes)
-            return found, found.mean[None]
+            estimate = assemble(events, self.options, sizes=sizes)
+            return estimate, estimate.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
         # Events of what is no known function of the coordinates are regressed on the scores, as any
         # integrand.
         direct: list[int] = []
         for j in range(len(sample.names)):
-            own = np.flatnonzero(of[events.columns] == j)
+            members = np.flatnonzero(of[events.columns] == j)
             marginal = self.marginal(j)
             if marginal is None or not marginal.fields:
-                direct += own.tolist()
-            elif len(own):
+                direct += members.tolist()
+            elif len(members):
                 steps = self._steps(j, marginal, thresholds[j])
-                columns = events.columns[own] - j * each
+                columns = events.columns[members] - j * each
                 if shared:
                     with_steps = {
                         name: Splines.of(problem, field, steps)
                         for name, field in marginal.fields.items()
                     }
-                    fit = crossfit_functions(problem.select(own), with_steps, plain[own])
+                    fit = crossfit_functions(problem.select(members), with_steps, plain[members])
                 else:
                     fit = crossfit_functions(
-                        problem.select(own), marginal.splines, plain[own], steps[columns]
+                        problem.select(members), marginal.splines, plain[members], steps[columns]
                     )
                 if not (marginal.certain and marginal.is_linear):
                     # Where no draw is on the wrong side of a step, residuals show nothing.
@@ -406,14 +406,16 @@ class Distribution(NamedTuple):
                         else None
                     )
                     doubt = doubt_of_steps(value, problem.num_states, steps, unsure)
-                    doubt = np.full(len(own), np.linalg.norm(doubt)) if shared else doubt[columns]
+                    doubt = (
+                        np.full(len(members), np.linalg.norm(doubt)) if shared else doubt[columns]
+                    )
                     controlled = np.array([status is not Status.PLAIN for status in fit.status])
                     fit = fit._replace(
                         doubt=np.hypot(
-                            fit.doubt, np.where(controlled, doubt / problem.scale[own], 0.0)
+                            fit.doubt, np.where(controlled, doubt / problem.scale[members], 0.0)
                         )
                     )
-                best = replace_columns(best, fit, own, np.arange(len(own)))
+                best = replace_columns(best, fit, members, np.arange(len(members)))
         if direct:
             # A kernel for each of hundreds of indicators gains little and takes seconds.
             method = (
@@ -421,20 +423,23 @@ class Distribution(NamedTuple):
                 if isinstance(self.method, Auto)
                 else self.method
             )
-            rest = np.array(direct)
+            direct_columns = np.array(direct)
             best = replace_columns(
-                best, method.crossfit(problem.select(rest)), rest, np.arange(len(rest))
+                best,
+                method.crossfit(problem.select(direct_columns)),
+                direct_columns,
+                np.arange(len(direct_columns)),
             )
-        found = assemble(events, self.options, problem, best, sizes)
+        estimate = assemble(events, self.options, problem, best, sizes)
         # The jackknife of shortest intervals asks for these: of plain estimates those of the draws.
-        without = np.repeat(found.mean[None], problem.folds.num_folds, axis=0)
+        without = np.repeat(estimate.mean[None], problem.folds.num_folds, axis=0)
         moved = np.asarray(best.refits.without_fold)
-        used = found.mean[events.columns] != found.mean_plain[events.columns]
+        used = estimate.mean[events.columns] != estimate.mean_plain[events.columns]
         controlled = problem.location + problem.scale * moved
         without[:, events.columns] = np.where(
             used & np.isfinite(moved), controlled, _without_folds(problem)
         )
-        return found, without
+        return estimate, without
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:
@@ -475,7 +480,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         slope, slope_error = field.conditional(problem.counts, h, ess)
         slope_error = np.hypot(slope_error, field.unlike_coarse(problem.counts, h))
         value, control = (
-            part[problem.inverse].reshape(*series.shape, 1) for part in (field.value, field.control)
+            at_states[problem.inverse].reshape(*series.shape, 1)
+            for at_states in (field.value, field.control)
         )
         # What is controlled is the density of what stands for the quantity: with an R² of 0.988 it
         # may be 15 % off.
@@ -492,29 +498,32 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
             np.zeros(len(at), bool),
             sample.states,
         )
-        own = products.problem_on(problem)
+        product_problem = products.problem_on(problem)
         columns = products.columns
-        if own is None:
+        if product_problem is None:
             continue
-        fit = splines.crossfit(own, "density", field.ramps(own.counts, h[columns]))
-        found = assemble(products, dist.options, own, fit)
+        fit = splines.crossfit(
+            product_problem, "density", field.ramps(product_problem.counts, h[columns])
+        )
+        estimate = assemble(products, dist.options, product_problem, fit)
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = stretch / slope
-            density, raw = found.mean * unit, found.mcse_plain * np.abs(unit)
+            density, raw = estimate.mean * unit, estimate.mcse_plain * np.abs(unit)
             deviation = np.hypot(
-                np.hypot(found.mcse * unit, density * slope_error / slope), change_error * stretch
+                np.hypot(estimate.mcse * unit, density * slope_error / slope),
+                change_error * stretch,
             )
             if not marginal.is_linear:
                 deviation = np.hypot(deviation, density * marginal.unsure(dist.standard(0, at))[1])
             density = density + change * stretch
-        status = np.array(found.status, dtype=object)
+        status = np.array(estimate.status, dtype=object)
         # The mean is exact to rounding, and the map from the quantity to the coordinate is
         # interpolated.
         status[
             np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)
         ] = Status.CONTROLLED
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
-        known = known.improved(density, deviation, found.mean_plain * unit, raw, status)
+        known = known.improved(density, deviation, estimate.mean_plain * unit, raw, status)
     return known.curve(at)
 
 
@@ -538,10 +547,12 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
             return (series <= grid.reshape(-1)).astype(float)
 
         def controlled(grid: np.ndarray) -> Known:
-            found, without = dist.events(
+            probabilities, without = dist.events(
                 below(grid), grid.reshape(1, -1) * sample.units, shared=False
             )
-            return Known(found.mean, found.mcse, without, found.residuals, weights)
+            return Known(
+                probabilities.mean, probabilities.mcse, without, probabilities.residuals, weights
+            )
 
         def plain(grid: np.ndarray) -> Known:
             events = below(grid)
@@ -566,7 +577,7 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
     mean, mcse, mean_plain, mcse_plain = numbers
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(mcse > 0, (mcse_plain / mcse) ** 2, 1.0)
-    found = Estimate(
+    estimate = Estimate(
         names=sample.names * 2,
         mean=mean,
         mcse=mcse,
@@ -582,4 +593,4 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         covariance=np.diag(mcse**2),  # with all quantities, when they are side by side
         info={"note": "residuals are those of an indicator near each end"},
     )
-    return rescaled(found, np.repeat(sample.units, 2))._replace(residuals=residuals)
+    return rescaled(estimate, np.repeat(sample.units, 2))._replace(residuals=residuals)

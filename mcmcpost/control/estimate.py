@@ -262,7 +262,7 @@ class Curve(NamedTuple):
     def of(cls, at: Float[np.ndarray, " t"], found: Estimate) -> "Curve":
         """Return the estimates of one quantity at t points, without its name."""
         numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain, found.gain)
-        mean, mcse, mean_plain, mcse_plain, gain = (part[None] for part in numbers)
+        mean, mcse, mean_plain, mcse_plain, gain = (row[None] for row in numbers)
         return cls((), at[None], mean, mcse, mean_plain, mcse_plain, gain, found.status)
 
     @classmethod
@@ -355,8 +355,8 @@ def estimate_expectations(
     options.check(sample.trace)
     # The same values are fitted once: a correlation matrix would be fitted twice.
     distinct, place = sample.without_repeats()
-    found = estimate_distinct(distinct, method, options)
-    return found if distinct is sample else spread(found, sample.names, place)
+    estimate = estimate_distinct(distinct, method, options)
+    return estimate if distinct is sample else spread(estimate, sample.names, place)
 
 
 def estimate_distinct(sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
@@ -418,30 +418,33 @@ def assemble(
     if problem is not None and fit is not None:
         info = fit.info | {"num_folds": problem.folds.num_folds, "num_states": problem.num_states}
         source[columns] = len(plain.mean) + np.arange(len(columns))
-        for some in in_blocks(len(columns), values.shape[0] * values.shape[1]):
-            index, own = columns[some], problem.select(some)
-            asked, residual = columns_of(values, index), np.zeros((*values.shape[:2], len(index)))
+        for chunk in in_blocks(len(columns), values.shape[0] * values.shape[1]):
+            index, subset = columns[chunk], problem.select(chunk)
+            selected, residual = (
+                columns_of(values, index),
+                np.zeros((*values.shape[:2], len(index))),
+            )
             # Views of the same memory: blocks of rows are written in place of a copy of all draws.
-            rows = residual.reshape(-1, len(index)), asked.reshape(-1, len(index))
+            rows = residual.reshape(-1, len(index)), selected.reshape(-1, len(index))
             for block in in_blocks(*rows[0].shape):
                 # Copies of a state share the control variate; f is that of the draw itself.
                 rows[0][block] = (
-                    rows[1][block] - fit.control[problem.inverse[block], some] * own.scale
+                    rows[1][block] - fit.control[problem.inverse[block], chunk] * subset.scale
                 )
             without = columnwise(lambda fields, index=index: fields[index], plain)
-            seen, chosen = Residuals.of(residual, asked, weights), fit.select(some)
-            mean = own.location + own.scale * chosen.mean
+            seen, chosen = Residuals.of(residual, selected, weights), fit.select(chunk)
+            mean = subset.location + subset.scale * chosen.mean
             # In the problem's units, in which integrands have unit standard deviation.
-            mcse = own.scale * total_error(own, chosen, seen.error / own.scale)
-            part = judge(
-                mean, mcse, seen, without, chosen.status, chosen.method, own.outline, options
+            mcse = subset.scale * total_error(subset, chosen, seen.error / subset.scale)
+            judged = judge(
+                mean, mcse, seen, without, chosen.status, chosen.method, subset.outline, options
             )
             # A control variate that was not believed leaves no trace in residuals and covariance.
             for place, used in enumerate(index):
-                if part.used[place]:
+                if judged.used[place]:
                     residuals[..., used] = residual[..., place]
-            parts.append(part)
-    found = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
+            parts.append(judged)
+    combined = columnwise(lambda *arrays: np.concatenate(arrays)[source], *parts)
     # Scores that failed the gate mark every estimate, plain ones included, unless nothing varies.
     marked = sample.varying & (options.bad_scores and not sample.too_few)
     heavy = np.zeros(len(plain.mean), bool)
@@ -462,24 +465,25 @@ def assemble(
         info |= {"pareto_khat": weights.khat, "ess": weights.ess}
     status = [
         Status.HEAVY_TAIL if h and s in doubtful else s
-        for h, s in zip(heavy, found.status, strict=True)
+        for h, s in zip(heavy, combined.status, strict=True)
     ]
     estimate = Estimate(
         names=sample.names,
-        mean=found.mean,
-        mcse=found.mcse,
-        gain=found.gain,
-        variance_ratio=found.variance_ratio,
+        mean=combined.mean,
+        mcse=combined.mcse,
+        gain=combined.gain,
+        variance_ratio=combined.variance_ratio,
         status=tuple(
-            Status.BAD_SCORES if bad else own for bad, own in zip(marked, status, strict=True)
+            Status.BAD_SCORES if bad else reported
+            for bad, reported in zip(marked, status, strict=True)
         ),
-        method=found.method,
+        method=combined.method,
         sd=plain.sd,
         mean_plain=plain.mean,
         mcse_plain=plain.mcse,
-        mean_crossfit=found.mean_crossfit,
+        mean_crossfit=combined.mean_crossfit,
         residuals=residuals,
-        covariance=covariance_of(residuals, found.mcse, weights),
+        covariance=covariance_of(residuals, combined.mcse, weights),
         info=info,
     )
     return rescaled(estimate, sample.units)
@@ -525,8 +529,8 @@ DOUBLED = 2.0
 
 def with_worth(estimate: Estimate, seconds: float) -> Estimate:
     """Return the estimate with what it is worth in `info`, if its draws took so many seconds."""
-    worth = worth_of(estimate, seconds)
-    facts = {"sampling_time": seconds, "worth": worth} if worth else {}
+    sampling_cost = worth_of(estimate, seconds)
+    facts = {"sampling_time": seconds, "worth": sampling_cost} if sampling_cost else {}
     return estimate._replace(info=estimate.info | facts)
 
 
@@ -591,7 +595,7 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     variance (Meier 1953, doi:10.2307/3001633). A part without an error has no weight.
     """
     mean, mcse, sd, mean_plain, mcse_plain, ratio, crossfit = (
-        np.stack([getattr(part, name) for part in estimates])
+        np.stack([getattr(estimate, name) for estimate in estimates])
         for name in (
             "mean",
             "mcse",
@@ -602,18 +606,21 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
             "mean_crossfit",
         )
     )
-    rows = [part.residuals.shape[0] * part.residuals.shape[1] for part in estimates]
+    rows = [estimate.residuals.shape[0] * estimate.residuals.shape[1] for estimate in estimates]
     # Estimates from sums have runs in place of draws and know how many draws there were.
     draws = np.array(
-        [part.info.get("num_draws", own) for part, own in zip(estimates, rows, strict=True)]
+        [
+            estimate.info.get("num_draws", num_rows)
+            for estimate, num_rows in zip(estimates, rows, strict=True)
+        ]
     )
     sizes = np.array(
-        [part.info.get("ess", size) for part, size in zip(estimates, draws, strict=True)]
+        [estimate.info.get("ess", size) for estimate, size in zip(estimates, draws, strict=True)]
     )
     share = (sizes / sizes.sum())[:, None]
-    methods = list(zip(*(part.method for part in estimates), strict=True))
+    methods = list(zip(*(estimate.method for estimate in estimates), strict=True))
     # Equal methods have variances in the ratio of the draws: known weights, no noise of their own.
-    alike = np.array([len(set(own)) == 1 for own in methods], bool)
+    alike = np.array([len(set(labels)) == 1 for labels in methods], bool)
     weight = _weights(mean, mcse, sd, share, alike)
     noise = np.where(alike, 1.0, 1 + 4 * (weight * (1 - weight)).sum(axis=0) / FREEDOM)
     known = np.isfinite(mcse)
@@ -623,8 +630,12 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
     middle = (share * mean_plain).sum(axis=0)
     plain = np.sqrt((share**2 * mcse_plain**2).sum(axis=0))
     outer = np.zeros((len(total), len(total)))
-    for own, part in zip(weight, estimates, strict=True):
-        outer += own[:, None] * own * np.where(np.isfinite(part.covariance), part.covariance, 0.0)
+    for estimate_weight, estimate in zip(weight, estimates, strict=True):
+        outer += (
+            estimate_weight[:, None]
+            * estimate_weight
+            * np.where(np.isfinite(estimate.covariance), estimate.covariance, 0.0)
+        )
     mean = (weight * mean).sum(axis=0)
     # Of a quantity that is NaN in one part nothing is claimed.
     error = np.where(np.isnan(mean), np.nan, error)
@@ -639,16 +650,16 @@ def pool(estimates: Sequence[Estimate]) -> Estimate:
         gain=np.where(np.isfinite(error), gain, np.nan),
         variance_ratio=np.where(sd.max(axis=0) > 0, scattered, 1.0),
         status=tuple(
-            min(own, key=WORST_FIRST.index)
-            for own in zip(*(p.status for p in estimates), strict=True)
+            min(statuses, key=WORST_FIRST.index)
+            for statuses in zip(*(p.status for p in estimates), strict=True)
         ),
-        method=tuple(" + ".join(dict.fromkeys(own)) for own in methods),
+        method=tuple(" + ".join(dict.fromkeys(labels)) for labels in methods),
         # Variance within parts and between their means.
         sd=np.sqrt((share * (sd**2 + (mean_plain - middle) ** 2)).sum(axis=0)),
         mean_plain=middle,
         mcse_plain=plain,
         mean_crossfit=(weight * crossfit).sum(axis=0),
-        residuals=_one_after_the_other([part.residuals for part in estimates]),
+        residuals=_one_after_the_other([estimate.residuals for estimate in estimates]),
         covariance=np.where(
             np.isnan(mean) | np.isnan(mean)[:, None],
             np.nan,
@@ -664,7 +675,7 @@ def _weights_of(estimates: Sequence[Estimate], ess: float) -> dict[str, Any]:
     """Return the effective draws and the largest Pareto k-hat where some draws are weighted; None
     is one not finite."""
     khats: list[Any] = [
-        part.info["pareto_khat"] for part in estimates if "pareto_khat" in part.info
+        estimate.info["pareto_khat"] for estimate in estimates if "pareto_khat" in estimate.info
     ]
     return {"ess": ess, "pareto_khat": None if None in khats else max(khats)} if khats else {}
 
@@ -694,7 +705,7 @@ def repeated_chain(estimates: Sequence[Estimate]) -> tuple[int, int] | None:
     Rare events look alike in different chains: only residuals of many values tell, or an estimate
     that is there twice.
     """
-    heads = [np.asarray(part.residuals[:, :COMPARED]) for part in estimates]
+    heads = [np.asarray(estimate.residuals[:, :COMPARED]) for estimate in estimates]
     # The same draws, not the same law: identical heads do not occur in independent chains.
     for (i, ours), (j, theirs) in itertools.combinations(enumerate(heads), 2):
         if np.array_equal(ours, theirs, equal_nan=True) and (np.ptp(ours, axis=1) > 0).any():
@@ -711,19 +722,22 @@ def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.nd
     standard errors."""
     # What both know exactly may differ by rounding of the sums.
     rounding = 1e-9 * (np.abs(pooled.mean) + pooled.sd) + np.finfo(float).tiny
-    found = np.zeros(len(pooled.names), bool)
-    for part in estimates:
-        plain, gap = np.abs(part.mean_plain - pooled.mean_plain), np.abs(part.mean - pooled.mean)
+    contradicts = np.zeros(len(pooled.names), bool)
+    for estimate in estimates:
+        plain, gap = (
+            np.abs(estimate.mean_plain - pooled.mean_plain),
+            np.abs(estimate.mean - pooled.mean),
+        )
         with np.errstate(invalid="ignore"):
-            found |= plain > rounding + scipy.stats.norm.isf(DISAGREEMENT) * np.hypot(
-                part.mcse_plain, pooled.mcse_plain
+            contradicts |= plain > rounding + scipy.stats.norm.isf(DISAGREEMENT) * np.hypot(
+                estimate.mcse_plain, pooled.mcse_plain
             )
             # The errors of fits come from refits with about seven degrees of freedom, hence
             # Student's t.
-            found |= gap > rounding + scipy.stats.t.isf(DISAGREEMENT, FREEDOM) * np.hypot(
-                part.mcse, pooled.mcse
+            contradicts |= gap > rounding + scipy.stats.t.isf(DISAGREEMENT, FREEDOM) * np.hypot(
+                estimate.mcse, pooled.mcse
             )
-    return found
+    return contradicts
 
 
 def stored_estimate(tree: "xarray.DataTree") -> Estimate:
@@ -755,5 +769,5 @@ def stored_estimate(tree: "xarray.DataTree") -> Estimate:
 
 
 def _one_after_the_other(parts: Sequence[Float[np.ndarray, "_ n p"]]) -> Float[np.ndarray, "c n p"]:
-    chains = sum(len(part) for part in parts)
+    chains = sum(len(block) for block in parts)
     return np.concatenate(parts, out=np.zeros((chains, *parts[0].shape[1:])))

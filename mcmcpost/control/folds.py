@@ -73,14 +73,14 @@ class Folds(NamedTuple):
     def rows(self) -> list[tuple[Int[np.ndarray, " b"], Int[np.ndarray, " t"]]]:
         """Return, for each fold, the rows that are held out and those of the fit without it."""
         held_out = (self.labels == k for k in range(self.num_folds))
-        return [(np.flatnonzero(own), np.flatnonzero(self.seen & ~own)) for own in held_out]
+        return [(np.flatnonzero(mask), np.flatnonzero(self.seen & ~mask)) for mask in held_out]
 
     def rows_of(self, parts: Bool[np.ndarray, "s k"]) -> list[Int[np.ndarray, " b"]]:
         """Return the rows of a fit that sees only some of the folds, for each of s sets of
         folds."""
         rows = self.everyone
         labels = self.labels[rows]
-        return [rows[own[labels]] for own in parts]
+        return [rows[subset[labels]] for subset in parts]
 
     def thin(self, max_rows: int | None, counts: Float[np.ndarray, " m"] | None = None) -> "Folds":
         """Return folds whose fits see at most `max_rows` rows; every row is still held out once.
@@ -108,11 +108,11 @@ class Folds(NamedTuple):
         """Return the sum of rows over each fold, each row `counts` times; both may have padding
         after them."""
         folds = np.arange(self.num_folds)
-        found = np.zeros((len(folds), rows.shape[1]))
-        for some in in_blocks(len(self.labels), len(folds) + rows.shape[1]):
-            own = (folds[:, None] == self.labels[some]).astype(float)
-            found += (own if counts is None else own * counts[some]) @ rows[some]
-        return found
+        totals = np.zeros((len(folds), rows.shape[1]))
+        for block in in_blocks(len(self.labels), len(folds) + rows.shape[1]):
+            indicator = (folds[:, None] == self.labels[block]).astype(float)
+            totals += (indicator if counts is None else indicator * counts[block]) @ rows[block]
+        return totals
 
     def scatter(
         self, parts: Float[np.ndarray, "k b *p"], num_rows: int
@@ -151,10 +151,10 @@ class Subsets(NamedTuple):
         ]
         quarters = np.array(crossed, bool).reshape(-1, num_folds)
         quarters = quarters[np.abs(quarters.mean(axis=1) - 0.25) <= 0.1]
-        found = Subsets(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
-        for sets in found:
+        subsets = Subsets(np.concatenate([signs, ~signs]), quarters[: 2 * num_folds])
+        for sets in subsets:
             sets.flags.writeable = False  # all who ask have the same
-        return found
+        return subsets
 
 
 def padded(rows: int) -> int:
@@ -171,10 +171,10 @@ def pad_rows(array: np.ndarray) -> np.ndarray:
 def ragged(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Return row lists of different lengths as one padded array (k, b) and the mask of its real
     entries."""
-    width = max(PAD, padded(max((len(part) for part in parts), default=0)))
+    width = max(PAD, padded(max((len(indices) for indices in parts), default=0)))
     rows = np.zeros((len(parts), width), int)
     mask = np.zeros((len(parts), width), bool)
-    for k, part in enumerate(parts):
-        rows[k, : len(part)] = part
-        mask[k, : len(part)] = True
+    for k, indices in enumerate(parts):
+        rows[k, : len(indices)] = indices
+        mask[k, : len(indices)] = True
     return rows, mask

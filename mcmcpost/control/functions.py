@@ -91,23 +91,23 @@ def _along(
     directions : of each coordinate. users : which quantities depend on it, as which of their own.
     """
     starts = np.cumsum([0] + [family.size for family in families])
-    found = np.zeros((len(labels), len(slopes)))
-    for some in in_blocks(len(labels), coefficients.shape[1]):
+    along = np.zeros((len(labels), len(slopes)))
+    for block in in_blocks(len(labels), coefficients.shape[1]):
         here, folds = (
-            draws[some],
-            [np.flatnonzero(labels[some] == fold) for fold in range(len(coefficients))],
+            draws[block],
+            [np.flatnonzero(labels[block] == fold) for fold in range(len(coefficients))],
         )
         for place, direction in directions.items():
             parts = [family.along(here, direction) for family in families]
             columns = np.concatenate(
-                [start + own for start, (own, _) in zip(starts, parts, strict=False)]
+                [start + nonzero for start, (nonzero, _) in zip(starts, parts, strict=False)]
             )
             values = np.concatenate([value for _, value in parts], axis=1)
             who = [j for j, _ in users[place]]
-            slope = np.stack([slopes[j][some, k] for j, k in users[place]], axis=1)
-            for own, theta in zip(folds, coefficients[:, columns][:, :, who], strict=True):
-                found[np.ix_(some.start + own, who)] += slope[own] * (values[own] @ theta)
-    return found
+            slope = np.stack([slopes[j][block, k] for j, k in users[place]], axis=1)
+            for rows, theta in zip(folds, coefficients[:, columns][:, :, who], strict=True):
+                along[np.ix_(block.start + rows, who)] += slope[rows] * (values[rows] @ theta)
+    return along
 
 
 class Splines(NamedTuple):
@@ -147,7 +147,9 @@ class Splines(NamedTuple):
         of the one with most draws. A function may also grow beyond the outermost draws, which one
         fold's neighbours never show: how it does is seen without several of them.
         """
-        fine, coarse = (part.crossfit(problem, method, last) for part in (self.fine, self.coarse))
+        fine, coarse = (
+            regression.crossfit(problem, method, last) for regression in (self.fine, self.coarse)
+        )
         total, weight = problem.counts.sum(), problem.counts * self.beyond
         beyond = (
             np.abs(
@@ -228,14 +230,16 @@ class Marginal(NamedTuple):
             )
         # Beyond the draws nothing is known of the map, and there no step is left to control.
         inside = np.clip(thresholds, self.known[0], self.known[-1])
-        found = interpolated(self.known, self.image, inside, NODES[0])[derivative]
+        mapped = interpolated(self.known, self.image, inside, NODES[0])[derivative]
         # Monotone, as cubics through any draws are: in place of a polynomial that leaves the gap
         # between two draws.
         low, high = self._between(inside)
-        astray = ~(found > 0) if derivative else ~((found >= low) & (found <= high))
+        astray = ~(mapped > 0) if derivative else ~((mapped >= low) & (mapped <= high))
         if astray.any():
-            found[astray] = PchipInterpolator(self.known, self.image)(inside[astray], nu=derivative)
-        return found
+            mapped[astray] = PchipInterpolator(self.known, self.image)(
+                inside[astray], nu=derivative
+            )
+        return mapped
 
     def _between(
         self, inside: Float[np.ndarray, " t"]
@@ -288,9 +292,9 @@ def crossfit_of_coordinates(
     fits : from quantities, as the integrands of the problem, to the linear fits whose fields serve
         their functions.
     """
-    own = problem.unrotated()
-    served = by_coordinate(own, lowest)
-    quantities = [coordinate(own, j) for j in served]
+    unrotated = problem.unrotated()
+    served = by_coordinate(unrotated, lowest)
+    quantities = [coordinate(unrotated, j) for j in served]
     for quantity, columns, fields in zip(
         quantities, served.values(), fields_by_method(problem, quantities, fits), strict=True
     ):
@@ -301,10 +305,10 @@ def crossfit_of_coordinates(
             (columns[~is_event], None),
             *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event)),
         ]
-        for some, value in parts:
-            if not len(some):
+        for subset, value in parts:
+            if not len(subset):
                 continue
-            selected, steps, doubt = problem.select(some), None, 0.0
+            selected, steps, doubt = problem.select(subset), None, 0.0
             if value is not None:
                 steps, doubt = _steps_of(selected, value)
                 if len(steps) > MOST_STEPS:
@@ -312,13 +316,13 @@ def crossfit_of_coordinates(
             splines = {
                 method: Splines.of(selected, field, steps) for method, field in fields.items()
             }
-            fit = crossfit_functions(selected, splines, lowest[some])
+            fit = crossfit_functions(selected, splines, lowest[subset])
             fit = fit._replace(doubt=fit.doubt + doubt)
             variance = judged_variance(selected, fit)
             chosen = np.array([status is not Status.PLAIN for status in fit.status])
-            chosen &= variance * NEED < lowest[some]
-            best = replace_columns(best, fit, some[chosen], np.flatnonzero(chosen))
-            lowest[some] = np.where(chosen, variance, lowest[some])
+            chosen &= variance * NEED < lowest[subset]
+            best = replace_columns(best, fit, subset[chosen], np.flatnonzero(chosen))
+            lowest[subset] = np.where(chosen, variance, lowest[subset])
     return best, lowest
 
 
@@ -376,21 +380,21 @@ def families_of_functions(
     linear = _of_values(problem, values, fits)
     if linear is None:
         return []
-    found = list[tuple[FunctionsOf, str]]()
+    families = list[tuple[FunctionsOf, str]]()
     groups = sorted(enumerate(served.items()), key=lambda group: -lowest[group[1][1]].max())
     for k, (place, columns) in groups:
         thresholds = _thresholds(problem.select(columns), values[:, k])
         # Where the step is that is seen between two of these draws, only the residuals at others
         # tell.
         events = [
-            Events(names[j], own, len(own))
-            for j, own in zip(columns, thresholds, strict=True)
-            if own is not None
+            Events(names[j], steps, len(steps))
+            for j, steps in zip(columns, thresholds, strict=True)
+            if steps is not None
         ]
         both = _coarse_and_fine(problem, linear, k, coordinate(problem, place), events)
-        if sum(family.size for family, _ in (*found, *both)) <= MOST_CONTROLS:
-            found += both
-    return found
+        if sum(family.size for family, _ in (*families, *both)) <= MOST_CONTROLS:
+            families += both
+    return families
 
 
 class Events(NamedTuple):
@@ -429,17 +433,21 @@ class Served(NamedTuple):
         if not known:
             return []
         quantities = [stand_in for _, stand_in, _ in known]
-        own = problem.with_columns(np.stack([stand_in.value for stand_in in quantities], axis=1))
-        fits = [linear for linear in method.fields(own) if linear.system.mix is not None]
-        found = []
+        stand_in_problem = problem.with_columns(
+            np.stack([stand_in.value for stand_in in quantities], axis=1)
+        )
+        fits = [
+            linear for linear in method.fields(stand_in_problem) if linear.system.mix is not None
+        ]
+        served = []
         for k, fields in enumerate(fields_by_method(problem, quantities, lambda _: fits)):
             if fields:
                 chosen, by_label = (
                     _best_field(problem, fields),
                     {linear.method[k]: linear for linear in fits},
                 )
-                found.append(cls(problem, *known[k], by_label[chosen], k))
-        return found
+                served.append(cls(problem, *known[k], by_label[chosen], k))
+        return served
 
     def standard(self, values: Float[np.ndarray, "*t"]) -> Float[np.ndarray, "*t"]:
         """Return values of the integrand in the units of the problem."""
@@ -456,15 +464,19 @@ class Served(NamedTuple):
         """
         values, one = self.problem.values[: self.problem.num_states, self.column], self.marginal
         events = []
-        for name, own in zip(names, steps, strict=True):
+        for name, thresholds in zip(names, steps, strict=True):
             # One beyond these draws is no step of theirs, and its control would be that of one or
             # two draws.
-            seen = (own > values.min()) & (own < values.max())
+            seen = (thresholds > values.min()) & (thresholds < values.max())
             # What is the quantity itself, to a factor and a shift, has its steps at the same draws;
             # a density is that of the quantity.
             surely = one.is_linear and one.certain
-            jumps = 0 if ramps else int(np.isfinite(own).sum()) - (int(seen.sum()) if surely else 0)
-            events.append(Events(name, one.at(own[seen]), jumps))
+            jumps = (
+                0
+                if ramps
+                else int(np.isfinite(thresholds).sum()) - (int(seen.sum()) if surely else 0)
+            )
+            events.append(Events(name, one.at(thresholds[seen]), jumps))
         return _coarse_and_fine(
             self.problem, self.linear, self.k, self.stand_in, events, ramps=ramps
         )
@@ -521,7 +533,7 @@ def _coarse_and_fine(
     if not (events and families):
         return []
     value = quantity.value[problem.counts > 0]
-    steps = np.unique(np.concatenate([own.steps for own in events]))
+    steps = np.unique(np.concatenate([event.steps for event in events]))
     coarse = FunctionsOf(
         families=families,
         coefficients=coefficients[: sum(family.size for family in families)],
@@ -529,9 +541,9 @@ def _coarse_and_fine(
         knots=knots_of(value, COARSE),
         steps=steps,
         normal=Normal(0.0, 1.0),
-        names=tuple(own.name for own in events),
-        uses=np.stack([np.isin(steps, own.steps) for own in events]),
-        jumps=np.array([own.jumps for own in events]),
+        names=tuple(event.name for event in events),
+        uses=np.stack([np.isin(steps, event.steps) for event in events]),
+        jumps=np.array([event.jumps for event in events]),
         fine=False,
         ramps=ramps,
     )
@@ -549,11 +561,11 @@ def _thresholds(
 ) -> list[Float[np.ndarray, " s"] | None]:
     """Return where each integrand steps in the order of a coordinate: nowhere but for events; None
     if too often."""
-    found: list[Float[np.ndarray, " s"] | None] = []
+    thresholds: list[Float[np.ndarray, " s"] | None] = []
     for column, event in enumerate(are_events(problem, np.arange(problem.values.shape[1]))):
-        own = _steps_of(problem.select(np.array([column])), value)[0] if event else np.empty(0)
-        found.append(own if len(own) <= MOST_STEPS else None)
-    return found
+        steps = _steps_of(problem.select(np.array([column])), value)[0] if event else np.empty(0)
+        thresholds.append(steps if len(steps) <= MOST_STEPS else None)
+    return thresholds
 
 
 def _up_to_last(
@@ -578,15 +590,15 @@ def _is_itself(
     problem: Problem, columns: Int[np.ndarray, " k"], places: Int[np.ndarray, " k"]
 ) -> Bool[np.ndarray, " k"]:
     """Return which integrands are the coordinate at the same place, to a factor and a shift."""
-    found = np.zeros(len(columns), bool)
+    same = np.zeros(len(columns), bool)
     for j in np.unique(places[places >= 0]):
-        own = np.flatnonzero(places == j)
+        members = np.flatnonzero(places == j)
         value, counts = coordinate(problem, int(j)).value, problem.counts
-        along = (counts * value) @ problem.values[:, columns[own]]
-        found[own] = along**2 >= (1 - SAME) * (counts @ value**2) * (
-            counts @ problem.values[:, columns[own]] ** 2
+        along = (counts * value) @ problem.values[:, columns[members]]
+        same[members] = along**2 >= (1 - SAME) * (counts @ value**2) * (
+            counts @ problem.values[:, columns[members]] ** 2
         )
-    return found
+    return same
 
 
 def _steps_of(
@@ -609,11 +621,12 @@ def _steps_of(
 def marginals(problem: Problem, method: AbstractControlVariate) -> list[Marginal | None]:
     """Return the integrands as quantities whose functions are controlled; None for one that is not
     known as such."""
-    found = known_quantities(problem.unrotated())
-    known = [one for one in found if one is not None]
+    quantities = known_quantities(problem.unrotated())
+    known = [one for one in quantities if one is not None]
     fields = iter(fields_by_method(problem, [quantity for quantity, _, _ in known], method.fields))
     return [
-        None if one is None else Marginal(next(fields), *one[1:], one[0].explained) for one in found
+        None if one is None else Marginal(next(fields), *one[1:], one[0].explained)
+        for one in quantities
     ]
 
 
@@ -625,15 +638,15 @@ def known_quantities(
 
     problem : in the trace's own coordinates.
     """
-    found = [
+    quantities = [
         None if j < 0 else _monotone(problem, column, int(j))
         for column, j in enumerate(coordinate_of(problem))
     ]
-    rest = [column for column, image in enumerate(found) if image is None]
-    for column, stand_in in zip(rest, surrogates(problem, rest), strict=True):
+    unknown = [column for column, image in enumerate(quantities) if image is None]
+    for column, stand_in in zip(unknown, surrogates(problem, unknown), strict=True):
         if stand_in is not None:
-            found[column] = (stand_in, np.array([-1.0, 1.0]), np.array([-1.0, 1.0]))
-    return found
+            quantities[column] = (stand_in, np.array([-1.0, 1.0]), np.array([-1.0, 1.0]))
+    return quantities
 
 
 def fields_by_method(
@@ -641,17 +654,19 @@ def fields_by_method(
 ) -> list[dict[str, Field]]:
     """Return for each quantity the fields of some linear fits, by the method of each; see
     `crossfit_of_coordinates`."""
-    found: list[dict[str, Field]] = [{} for _ in quantities]
+    fields: list[dict[str, Field]] = [{} for _ in quantities]
     if not quantities:
-        return found
-    own = problem.with_columns(np.stack([quantity.value for quantity in quantities], axis=1))
-    for linear in fits(own):
+        return fields
+    quantity_problem = problem.with_columns(
+        np.stack([quantity.value for quantity in quantities], axis=1)
+    )
+    for linear in fits(quantity_problem):
         if linear.system.mix is None:  # more controls than draws, whose coefficients are not known
             continue
         for place, field in enumerate(fields_of(linear, quantities)):
             if np.any(field.control):
-                found[place][linear.method[place]] = field
-    return found
+                fields[place][linear.method[place]] = field
+    return fields
 
 
 def _monotone(

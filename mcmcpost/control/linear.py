@@ -142,27 +142,27 @@ class LinearFits(NamedTuple):
     @property
     def mean(self) -> Float[np.ndarray, " p"]:
         """The constants of the fits on all folds."""
-        found = np.empty(self.system.start.shape[1])
+        means = np.empty(self.system.start.shape[1])
         for columns, fit in self.fits:
-            found[columns] = fit.mean
-        return found
+            means[columns] = fit.mean
+        return means
 
     @property
     def refits(self) -> Refits:
         """The constants of the other fits."""
-        found = Refits.none(len(self.system.moments.gram), self.system.start.shape[1])
+        refits = Refits.none(len(self.system.moments.gram), self.system.start.shape[1])
         for columns, fit in self.fits:
-            for means, own in zip(found, fit.refits, strict=True):
-                means[:, columns] = own
-        return found
+            for means, constants in zip(refits, fit.refits, strict=True):
+                means[:, columns] = constants
+        return refits
 
     def in_basis(self) -> Float[np.ndarray, "k r p"]:
         """Return the coefficients of the basis without each fold."""
         system = self.system
-        found = np.zeros((len(system.moments.gram), *system.start.shape))
+        coefficients = np.zeros((len(system.moments.gram), *system.start.shape))
         for columns, fit in self.fits:
-            found[:, : fit.without.shape[1], columns] = fit.without
-        return found
+            coefficients[:, : fit.without.shape[1], columns] = fit.without
+        return coefficients
 
     def in_controls(self) -> Float[np.ndarray, "k q1 p"]:
         """Return the coefficients of the controls without each fold; those of the constant, the
@@ -170,10 +170,10 @@ class LinearFits(NamedTuple):
         system, basis = self.system, self.in_basis()
         assert system.mix is not None, "more controls than draws have no coefficients"
         kept = np.concatenate([[True], system.kept])
-        found = np.zeros((len(basis), len(kept), basis.shape[2]))
-        found[:, kept] = system.mix @ basis
-        found[:, 0] = 0.0
-        return found
+        coefficients = np.zeros((len(basis), len(kept), basis.shape[2]))
+        coefficients[:, kept] = system.mix @ basis
+        coefficients[:, 0] = 0.0
+        return coefficients
 
     def at_states(self) -> FoldFit:
         """Return the control variates at the states of the problem."""
@@ -187,9 +187,9 @@ class LinearFits(NamedTuple):
         else:
             theta, labels = self.in_controls(), problem.labels
             constants = np.zeros(theta[:, 0].shape)
-            for some in in_blocks(len(labels), theta.shape[1]):
-                x = controls_of(system.families, problem.draws[some], problem.scores[some])
-                control[some] = _fitted(x, labels[some], theta, constants)
+            for block in in_blocks(len(labels), theta.shape[1]):
+                x = controls_of(system.families, problem.draws[block], problem.scores[block])
+                control[block] = _fitted(x, labels[block], theta, constants)
         return FoldFit(self.mean, control, refits, self.doubt, self.status, self.method, self.info)
 
 
@@ -271,8 +271,8 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
     if weighted.shape[1] < m:
         kept, r = _independent(weighted.T @ weighted, families)
         q = scipy.linalg.solve_triangular(r, weighted[:, kept].T, trans=1).T
-        rest = _less_span(weighted[:, ~kept], q)
-        if (np.diagonal(r) < CLEAR).any() or (np.linalg.norm(rest, axis=0) > DISTANCE).any():
+        dependent = _less_span(weighted[:, ~kept], q)
+        if (np.diagonal(r) < CLEAR).any() or (np.linalg.norm(dependent, axis=0) > DISTANCE).any():
             kept, q, r = _basis_by_families(weighted, families)
         sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends[1:])
         inverse = scipy.linalg.solve_triangular(r, np.eye(len(r)))
@@ -375,11 +375,13 @@ def _independent(
         inner = gram[np.ix_(block, block)] - link.T @ link
         # Pivots are squared distances from the span of those before: the tolerance is squared too.
         _, order, rank, _ = scipy.linalg.lapack.dpstrf(inner, tol=DISTANCE_FROM_SUMS**2, lower=1)
-        own = np.sort(order[:rank] - 1)  # LAPACK counts from one
-        kept[block[own]] = True
-        lower = cholesky_factor(inner[np.ix_(own, own)])
+        pivots = np.sort(order[:rank] - 1)  # LAPACK counts from one
+        kept[block[pivots]] = True
+        lower = cholesky_factor(inner[np.ix_(pivots, pivots)])
         assert lower is not None
-        upper = np.block([[upper, link[:, own]], [np.zeros((len(own), len(before))), lower.T]])
+        upper = np.block(
+            [[upper, link[:, pivots]], [np.zeros((len(pivots), len(before))), lower.T]]
+        )
     return kept, upper
 
 
@@ -400,11 +402,11 @@ def _basis_by_families(
         left = _less_span(weighted[:, block], basis)
         upper, order = scipy.linalg.qr(left, mode="r", pivoting=True)
         rank = int(np.count_nonzero(np.abs(np.diagonal(upper)) > DISTANCE))
-        own = np.sort(order[:rank])
-        kept[block[own]] = True
+        pivots = np.sort(order[:rank])
+        kept[block[pivots]] = True
         # What is far smaller than a control is orthogonal to the others only after it has unit
         # norm.
-        new = np.linalg.qr(_less_span(np.linalg.qr(left[:, own])[0], basis))[0]
+        new = np.linalg.qr(_less_span(np.linalg.qr(left[:, pivots])[0], basis))[0]
         basis = np.concatenate([basis, new], axis=1)
     return kept, basis, np.triu(basis.T @ weighted[:, kept])
 
@@ -434,12 +436,12 @@ def _moments_of(
     )
 
     def blocks() -> Iterator[tuple[np.ndarray, ...]]:
-        for some in in_blocks(len(labels), width):
-            x, f = controls_of(families, problem.draws[some], problem.scores[some]), values[some]
+        for block in in_blocks(len(labels), width):
+            x, f = controls_of(families, problem.draws[block], problem.scores[block]), values[block]
             if mix is not None and start is not None:
                 x = x @ mix
                 f = f - x @ start
-            yield x, f, labels[some], problem.counts[some]
+            yield x, f, labels[block], problem.counts[block]
 
     size = width if mix is None else mix.shape[1]
     return Moments.over_blocks(blocks(), problem.folds.num_folds, size, values.shape[1])
@@ -509,7 +511,7 @@ class Solver:
         self.whole = PositiveMatrix(whole)
         # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part
         # of the whole.
-        self.without = [PositiveMatrix(whole - own) for own in gram]
+        self.without = [PositiveMatrix(whole - fold_gram) for fold_gram in gram]
         small, penalty = gram[:, :half_size, :half_size], self.penalty[:half_size, :half_size]
         halves = self.subsets.halves[: None if half_size else 0]
         self.halves = [PositiveMatrix(small[half].sum(axis=0) + penalty) for half in halves]
@@ -529,8 +531,8 @@ class Solver:
         mean = rule @ coefficients(self.whole, whole)
         without = np.stack(
             [
-                coefficients(matrix, whole - own)
-                for matrix, own in zip(self.without, cross, strict=True)
+                coefficients(matrix, whole - fold_cross)
+                for matrix, fold_cross in zip(self.without, cross, strict=True)
             ]
         )
         half_means = np.full((len(self.subsets.halves), p), np.nan)
@@ -607,36 +609,37 @@ def choose_families(
     }
     cheap = CHEAP_SIZE if for_means else 0
     solvers = _solvers(
-        system, [(place, ridge) for place, some in tried.items() for ridge in some], cheap
+        system, [(place, ridge) for place, grid in tried.items() for ridge in grid], cheap
     )
-    for place, some in tried.items():
+    for place, grid in tried.items():
         # Which ridge is best within the family, by the error that would be reported; smallest
         # family first.
-        part = Part.of(system, system.sizes[place], everything)
+        subsystem = Part.of(system, system.sizes[place], everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
-        for ridge in some:
-            fit = next(solvers).fit(part, halves=system.sizes[place] <= cheap)
-            crossfit, variance = part.held_out(fit)
+        for ridge in grid:
+            fit = next(solvers).fit(subsystem, halves=system.sizes[place] <= cheap)
+            crossfit, variance = subsystem.held_out(fit)
             # of the families before, with the same ridge
             smaller_means = below.setdefault(ridge, [])
             # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200
             # draws).
-            apart = np.zeros(p)
+            disagreement = np.zeros(p)
             if families[place].doubted and smaller_means:
-                apart = np.max(np.abs(fit.mean - np.stack(smaller_means[-2:])), axis=0)
+                disagreement = np.max(np.abs(fit.mean - np.stack(smaller_means[-2:])), axis=0)
             smaller_means.append(fit.mean)
-            apart = np.where(variance > ROUNDING**2, apart, 0.0)
+            disagreement = np.where(variance > ROUNDING**2, disagreement, 0.0)
             residual = np.sqrt(variance / total)
             error = (
                 total
-                * combined_error(outline, fit.mean, fit.refits, crossfit, residual, apart) ** 2
+                * combined_error(outline, fit.mean, fit.refits, crossfit, residual, disagreement)
+                ** 2
             )
             smaller = error < of_family
             of_family, ridge_of_family = (
                 np.where(smaller, error, of_family),
                 np.where(smaller, ridge, ridge_of_family),
             )
-            doubt_of_family = np.where(smaller, apart, doubt_of_family)
+            doubt_of_family = np.where(smaller, disagreement, doubt_of_family)
         # Below rounding nothing is better: which of two exact fits has the smaller residual is
         # chance.
         better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
@@ -694,10 +697,11 @@ def nested_fits(
 
     system : of the problem, or of one that differs in its integrands.
     """
-    plain, own = plain_variance(problem), system.on(problem)
+    plain, problem_system = plain_variance(problem), system.on(problem)
     limits = [1] if min(most, len(system.families)) == 1 else [1, most]
     return [
-        choose_families(problem, problem.outline, own, labels, plain, limit) for limit in limits
+        choose_families(problem, problem.outline, problem_system, labels, plain, limit)
+        for limit in limits
     ]
 
 
@@ -723,6 +727,6 @@ def _fitted(
     padding."""
     fitted = np.zeros((len(labels), coefficients.shape[2]))
     for fold, (theta, constant) in enumerate(zip(coefficients, constants, strict=True)):
-        own = np.flatnonzero(labels == fold)
-        fitted[own] = rows[own] @ theta - constant
+        members = np.flatnonzero(labels == fold)
+        fitted[members] = rows[members] @ theta - constant
     return fitted

@@ -94,7 +94,7 @@ def columnwise[Columns: tuple[Any, ...]](
             fields.append(columnwise(operation, *parts))
         elif isinstance(parts[0], tuple):
             # As object arrays, so that one indexing operation serves statuses and numbers alike.
-            fields.append(tuple(operation(*(np.array(part, dtype=object) for part in parts))))
+            fields.append(tuple(operation(*(np.array(entries, dtype=object) for entries in parts))))
         else:
             fields.append(operation(*parts))
     return type(records[0])(*fields)
@@ -215,9 +215,9 @@ def replace_columns(
     `info`."""
 
     def put(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-        found = a.copy()
-        found[..., columns] = b[..., places]
-        return found
+        replaced = a.copy()
+        replaced[..., columns] = b[..., places]
+        return replaced
 
     # An empty choice keeps `old` as it is, with its `info`.
     return columnwise(put, old, new)._replace(info={}) if len(columns) else old

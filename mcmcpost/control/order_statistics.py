@@ -67,7 +67,7 @@ class QuantileFunction(NamedTuple):
         return cls(ordered, places, start, khat, low, high)
 
     def __call__(self, levels: Float[np.ndarray, "*s q"]) -> Float[np.ndarray, "*s q"]:
-        found = order_quantiles(
+        quantiles = order_quantiles(
             self.ordered, self.places, np.clip(levels, self.start, 1 - self.start)
         )
         for level, last in ((levels, self.low), (1 - levels, self.high)):
@@ -75,8 +75,10 @@ class QuantileFunction(NamedTuple):
             beyond = np.log(self.start / np.clip(level, np.finfo(float).tiny, self.start))
             with np.errstate(over="ignore"):
                 # expm1 keeps the digits where k̂ is near zero and the tail is exponential.
-                found = found + last * np.expm1(self.khat * beyond) / np.expm1(self.khat * INNER)
-        return found
+                quantiles = quantiles + last * np.expm1(self.khat * beyond) / np.expm1(
+                    self.khat * INNER
+                )
+        return quantiles
 
     def error(
         self, levels: Float[np.ndarray, " q"], size: Float[np.ndarray, " q"]
@@ -90,10 +92,10 @@ class QuantileFunction(NamedTuple):
         """
         inside, chances = np.clip(levels, 0.0, 1.0), np.exp(-0.5 * STEPS**2)
         # Quantiles of Beta(Sπ + 1, S(1 − π) + 1) at even normal deviates.
-        own = special.betaincinv(
+        beta_quantiles = special.betaincinv(
             size * inside + 1, size * (1 - inside) + 1, special.ndtr(STEPS)[:, None]
         )
-        return np.sqrt(chances / chances.sum() @ (self(own) - self(levels)) ** 2)
+        return np.sqrt(chances / chances.sum() @ (self(beta_quantiles) - self(levels)) ** 2)
 
 
 def tail_shape(
@@ -103,11 +105,11 @@ def tail_shape(
 ) -> Float[np.ndarray, " q"]:
     """Return the Pareto k̂ of the columns whose quantile lies in a tail, and about zero, its least
     value, elsewhere."""
-    found = np.full(len(levels), EXPONENTIAL)
+    khat = np.full(len(levels), EXPONENTIAL)
     # Elsewhere no tail is used, and k̂ is expensive.
     near = np.flatnonzero(size * np.minimum(levels, 1 - levels) < TAIL)
-    found[near] = pareto_khat(values[..., near]).clip(EXPONENTIAL)
-    return found
+    khat[near] = pareto_khat(values[..., near]).clip(EXPONENTIAL)
+    return khat
 
 
 def middle_places(weights: Float[np.ndarray, "n q"]) -> Float[np.ndarray, "n q"]:
@@ -132,11 +134,11 @@ def order_quantiles(
     places : where the order statistics are from zero to one; None for even steps.
     """
     if places is not None:
-        found = [
+        quantiles = [
             np.interp(*column)
             for column in zip(np.nan_to_num(levels).T, places.T, ordered.T, strict=True)
         ]
-        return np.stack(found, axis=-1)
+        return np.stack(quantiles, axis=-1)
     position = np.clip(np.nan_to_num(levels), 0.0, 1.0) * (len(ordered) - 1)
     low = np.floor(position).astype(int)
     high = np.minimum(low + 1, len(ordered) - 1)
@@ -195,9 +197,9 @@ def density_of_draws(
         # and then both widths agree: near a point the draws themselves tell how dense they are.
         near, noise = _density_of_neighbours(series, at, ess)
         with np.errstate(invalid="ignore"):
-            apart = np.abs(mean - near)
+            distance = np.abs(mean - near)
             error = np.where(
-                apart > DISTRUST * np.hypot(error, noise), np.hypot(error, apart), error
+                distance > DISTRUST * np.hypot(error, noise), np.hypot(error, distance), error
             )
     return mean, error
 
@@ -241,11 +243,11 @@ def density_of_leftover(
     width = kernel_density(value.reshape(-1), at, 1.0)[1]
     changes = []
     for w in (width, np.sqrt(2) * width):
-        own, other = (
-            np.exp(-0.5 * ((part[..., None] - at) / w) ** 2) for part in (value, stand_in)
+        of_value, of_stand_in = (
+            np.exp(-0.5 * ((series[..., None] - at) / w) ** 2) for series in (value, stand_in)
         )
-        changes.append((own - other) / (np.sqrt(2 * np.pi) * w))
-    change, wider = (mean_over_draws(part, weights) for part in changes)
+        changes.append((of_value - of_stand_in) / (np.sqrt(2 * np.pi) * w))
+    change, wider = (mean_over_draws(difference, weights) for difference in changes)
     return change, np.hypot(np.nan_to_num(mcse_mean(changes[0], weights)), wider - change)
 
 
@@ -327,9 +329,11 @@ class Densities(NamedTuple):
         # The mean of c 1{h > t} by itself is that of the few draws beyond t: worse than a kernel's,
         # as is its error.
         better &= (self.beyond > 0) & np.array(
-            [own not in (Status.PLAIN, Status.UNSEEN) for own in status]
+            [verdict not in (Status.PLAIN, Status.UNSEEN) for verdict in status]
         )
-        better &= ~(unlike & (self.beyond < FEW)) | np.array([own in REPRODUCED for own in status])
+        better &= ~(unlike & (self.beyond < FEW)) | np.array(
+            [verdict in REPRODUCED for verdict in status]
+        )
         return self._replace(
             mean=np.where(better, np.maximum(density, 0.0), self.mean),
             error=np.where(better, deviation, self.error),
@@ -344,7 +348,9 @@ class Densities(NamedTuple):
         """Return the curve of one quantity, without its name."""
         # A fit passes through the few draws of a tail: how well it knows what lies beyond them,
         # they do not tell.
-        few = (self.beyond < RULE_OF_THREE) & np.array([own in TRUSTED for own in self.status])
+        few = (self.beyond < RULE_OF_THREE) & np.array(
+            [verdict in TRUSTED for verdict in self.status]
+        )
         error = np.where(few, np.fmax(self.error, self.kernel_error), self.error)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(few, np.fmin(self.gain, (self.plain_error / error) ** 2), self.gain)
@@ -443,17 +449,17 @@ class Known(NamedTuple):
 
         Over eight folds the first alone has a relative error of a quarter, and z² a mean of 7/5.
         """
-        own, shown = mcse_mean(self.residuals, self.weights), _jackknife(self.without)
-        found = []
+        residual_error, shown = mcse_mean(self.residuals, self.weights), _jackknife(self.without)
+        errors = []
         # What is known of the errors, beyond what either shows, is so of sums.
         for error, of_sum in (
             (shown, _jackknife(self.without @ sums)),
-            (own, mcse_mean(self.residuals @ sums, self.weights)),
+            (residual_error, mcse_mean(self.residuals @ sums, self.weights)),
         ):
             real = error > 0
             more = float(np.median(self.mcse[real] / error[real])) if real.any() else 1.0
-            found.append(max(1.0, more) * of_sum)
-        return np.fmax(*found)
+            errors.append(max(1.0, more) * of_sum)
+        return np.fmax(*errors)
 
 
 class Ends(NamedTuple):
@@ -513,33 +519,31 @@ class Ends(NamedTuple):
     def step(self, known: Known) -> "Ends":
         """Return the search after the function is known at the points."""
         grid, prob, k = self.grid, self.prob, len(known.without)
-        found = _ends(grid, known.mean, prob)
-        moved = np.array([_ends(grid, part, prob) for part in known.without])
+        ends = _ends(grid, known.mean, prob)
+        moved = np.array([_ends(grid, without_fold, prob) for without_fold in known.without])
         edge = (
-            np.minimum(np.abs(found - grid[:, 0]), np.abs(found - grid[:, -1]))
+            np.minimum(np.abs(ends - grid[:, 0]), np.abs(ends - grid[:, -1]))
             <= np.ptp(grid, axis=1) / FINE
         )
         # To first order the ends are sums of the values at the points. Without a fold they may be
         # at another crossing.
-        error = np.fmax(
-            known.error_of(_influence(grid, known.mean, found, edge)), _jackknife(moved)
-        )
+        error = np.fmax(known.error_of(_influence(grid, known.mean, ends, edge)), _jackknife(moved))
         # What is not linear, by its bias, and what a polynomial of that degree cannot follow: at
         # most as much as one of a lower degree differs by.
-        bias = (k - 1) * (moved.mean(axis=0) - found)
-        beyond = np.hypot(bias, found - _ends(grid, known.mean, prob, QUARTIC - 1))
+        bias = (k - 1) * (moved.mean(axis=0) - ends)
+        beyond = np.hypot(bias, ends - _ends(grid, known.mean, prob, QUARTIC - 1))
         # Where densities at both ends are the same, both move by as much, but for what is between
         # them.
         error = np.hypot(error, beyond if edge.any() else beyond.max())
         # Where it is at an edge, it is not there, or beyond the draws.
         error = np.hypot(error, np.where(edge, self.reach, self.rounding))
-        near = bool((np.abs(found - self.ends) < self.reach / 2).all())
+        near = bool((np.abs(ends - self.ends) < self.reach / 2).all())
         # The better the function is known, the closer the points, so that the polynomial follows
         # it.
         wanted = max(CLOSER * float(error.max()), SMALLEST_REACH * self.reach, self.closest)
         settled = near and wanted > self.reach / 2
         return self._replace(
-            ends=found,
+            ends=ends,
             error=error,
             reach=wanted if near and not settled else self.reach,
             settled=settled,
@@ -599,9 +603,9 @@ def _ends(
         return np.array([lower[first], end[first]])
     # Of several crossings the one nearest to the middle of the points, where the fit is best.
     k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
-    part = -excess[k] / (excess[k + 1] - excess[k])
+    fraction = -excess[k] / (excess[k + 1] - excess[k])
     return np.array(
-        [lower[k] + part * (lower[k + 1] - lower[k]), end[k] + part * (end[k + 1] - end[k])]
+        [lower[k] + fraction * (lower[k + 1] - lower[k]), end[k] + fraction * (end[k + 1] - end[k])]
     )
 
 
@@ -619,7 +623,7 @@ def _influence(
     """
     values = np.split(probabilities, 2)
     parts = []
-    for points, own, end in zip(grid, values, ends, strict=True):
+    for points, ordinates, end in zip(grid, values, ends, strict=True):
         middle, half = points.mean(), np.ptp(points) / 2 or 1.0
         solve = np.linalg.pinv(np.vander((points - middle) / half, QUARTIC + 1, increasing=True))
         powers = np.polynomial.Polynomial.basis
@@ -630,7 +634,7 @@ def _influence(
             / half**m
             for m in range(3)
         )
-        parts.append((level, slope, slope @ own, bend @ own))
+        parts.append((level, slope, slope @ ordinates, bend @ ordinates))
     (low, low_slope, p_low, bend_low), (high, high_slope, p_high, bend_high) = parts
     system = np.array([[p_low, -p_high], [bend_low, -bend_high]])
     sides = np.array([np.concatenate([-low, high]), np.concatenate([-low_slope, high_slope])])

@@ -239,13 +239,13 @@ def with_values(
     f = np.zeros((len(counts), flat.shape[1]))
     for rows in in_blocks(m, flat.shape[1]):
         f[rows] = (means[rows] - location) / scale
-    own = (
+    num_participants = (
         participants(f[:m], counts[:m])
         if weights is None
         else participants(_influence(f[:m], counts[:m]))
     )
     # A tail that no coordinate has visited is missing from every integrand (section 2, Errors).
-    involved = np.minimum(own, problem.fewest)
+    involved = np.minimum(num_participants, problem.fewest)
     return problem._replace(values=f, location=location, scale=scale, participants=involved)
 
 
@@ -319,11 +319,11 @@ def _scatter(
     draws: Float[np.ndarray, "c n d"], mean: Float[np.ndarray, " d"]
 ) -> Float[np.ndarray, "d d"]:
     """Return the sum of (x − mean)(x − mean)ᵀ."""
-    flat, found = draws.reshape(-1, len(mean)), np.zeros((len(mean), len(mean)))
+    flat, scatter = draws.reshape(-1, len(mean)), np.zeros((len(mean), len(mean)))
     for rows in in_blocks(*flat.shape):
         centred = flat[rows] - mean
-        found += centred.T @ centred
-    return found
+        scatter += centred.T @ centred
+    return scatter
 
 
 def read_moments(moments: Any, d: int) -> tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]:
@@ -404,8 +404,8 @@ def draw_folds(
         if wanted > num_chains:
             each = min(-(-wanted // num_chains), num_draws)
             # The draws of a run are in the order of their likelihood: blocks would be its shells.
-            own = np.arange(num_draws) % each
-            return (np.arange(num_chains)[:, None] * each + own[None, :]).reshape(-1)
+            fold_in_run = np.arange(num_draws) % each
+            return (np.arange(num_chains)[:, None] * each + fold_in_run[None, :]).reshape(-1)
     elif num_folds is None:
         wanted = default_folds(draws if weights is None else weights.influence(np.asarray(draws)))
     else:
@@ -450,11 +450,11 @@ def autocorrelation_time(draws: Float[np.ndarray, "c n d"]) -> float:
 
     Of large arrays, whose every so many draws are looked at, it is at least the distance of these.
     """
-    some = sampled(draws)
+    sample = sampled(draws)
     return (
         draws.shape[0]
         * draws.shape[1]
-        / float(np.median(effective_size(some, some.std(axis=(0, 1)))))
+        / float(np.median(effective_size(sample, sample.std(axis=(0, 1)))))
     )
 
 
@@ -462,8 +462,8 @@ def _occupied(fold: Int[np.ndarray, " m"]) -> Int[np.ndarray, " m"]:
     """Return the folds of the states, renumbered without folds that hold only repeats; at least two
     if m > 1."""
     present = np.zeros(fold.max() + 1, bool)
-    for some in in_blocks(len(fold), 1):
-        present[fold[some]] = True
+    for block in in_blocks(len(fold), 1):
+        present[fold[block]] = True
     # Chains that hardly move may leave one fold with all distinct states: two halves then.
     if present.sum() < 2:
         return np.arange(len(fold)) * 2 // len(fold)
@@ -548,10 +548,10 @@ class JointProblem(NamedTuple):
         rows."""
         for i, problem in enumerate(self.problems):
             mine = [t for t, task in enumerate(self.tasks) if task.problem == i]
-            part = np.zeros_like(problem.values)
+            columns = np.zeros_like(problem.values)
             for j, t in enumerate(mine):
-                part[: problem.num_states, j] = control[self.rows_of(t)]
-            yield problem, mine, part
+                columns[: problem.num_states, j] = control[self.rows_of(t)]
+            yield problem, mine, columns
 
 
 def make_joint_problem(
@@ -582,8 +582,10 @@ def make_joint_problem(
     # One pooled map, so that one kernel means the same in every task.
     coordinates = standard_coordinates(pooled[None], moments)
     problems = [
-        make_problem(trace, value, states=own, num_folds=num_folds, coordinates=coordinates)
-        for trace, value, own in zip(traces, values, states or [None] * len(traces), strict=True)
+        make_problem(trace, value, states=task_states, num_folds=num_folds, coordinates=coordinates)
+        for trace, value, task_states in zip(
+            traces, values, states or [None] * len(traces), strict=True
+        )
     ]
     # equal blocks of each chain may be more, or repeats
     fewest = min(problem.folds.num_folds for problem in problems)
@@ -761,8 +763,8 @@ def first_of_same(values: Float[np.ndarray, "c n p"]) -> Int[np.ndarray, " p"]:
     size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
     # Equal series have equal means: only neighbours in this order are compared draw by draw.
     order = varies[np.argsort(mean[varies], kind="stable")]
-    apart = np.diff(mean[order]) > ROUNDINGS * np.finfo(np.float32).eps * size[order][1:]
-    for run in np.split(order, np.flatnonzero(apart) + 1):
+    separated = np.diff(mean[order]) > ROUNDINGS * np.finfo(np.float32).eps * size[order][1:]
+    for run in np.split(order, np.flatnonzero(separated) + 1):
         kept: list[int] = []
         # In order of place, so that the first of the same stands for them.
         for j in sorted(run.tolist()):

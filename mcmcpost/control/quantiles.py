@@ -66,9 +66,9 @@ def _bracketed(
     Quantities of which nothing is known have their plain quantiles and the slope zero. All are in
     scaled units.
     """
-    found, slope = plain.copy(), np.zeros(len(levels))
+    quantile, slope = plain.copy(), np.zeros(len(levels))
     if dist.marginal(0) is None:  # and then of none
-        return found, slope
+        return quantile, slope
     width = APART * np.sqrt(levels * (1 - levels) / dist.effective_sizes()[0])
     low, high = np.clip(levels - width, 0, 1), np.clip(levels + width, 0, 1)
     points = np.stack([invert(low), plain, invert(high)], axis=1)
@@ -80,12 +80,12 @@ def _bracketed(
             inside = np.clip(level, function[0], function[-1])
             # of a quantile by its level; zero at an end of a flat part
             steepness = float(curve(inside, 1))
-            found[k], slope[k] = curve(inside), 1 / steepness if steepness > 0 else 0.0
+            quantile[k], slope[k] = curve(inside), 1 / steepness if steepness > 0 else 0.0
     # A slope that is another than the draws' own is that of points which the regression has drawn
     # together: the error would be nothing where it should be anything.
     with np.errstate(invalid="ignore", divide="ignore"):
         ratio = slope * (points[:, 2] - points[:, 0]) / (high - low)
-    return found, np.where((ratio > 1 / ALIKE) & (ratio < ALIKE), slope, 0.0)
+    return quantile, np.where((ratio > 1 / ALIKE) & (ratio < ALIKE), slope, 0.0)
 
 
 class _Draws(NamedTuple):
@@ -221,12 +221,12 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
         np.fmin(levels, 1 / size),
         np.fmax(levels, 1 - 1 / size),
     )
-    own = function.error(moved, size * np.minimum(gain, MOST_GAIN))
-    error = np.where(used, np.fmax(plain_error / np.sqrt(gain), own), plain_error)
+    moved_error = function.error(moved, size * np.minimum(gain, MOST_GAIN))
+    error = np.where(used, np.fmax(plain_error / np.sqrt(gain), moved_error), plain_error)
     # Where the density is not known, what is left is how far the last pass moved, and the distance
     # of two draws: a gain of 1e28 says nothing about what lies between them.
-    apart = 1 / len(ordered)
-    spacing = (invert(np.fmin(moved + apart, 1.0)) - invert(np.fmax(moved - apart, 0.0))) / 2
+    step = 1 / len(ordered)
+    spacing = (invert(np.fmin(moved + step, 1.0)) - invert(np.fmax(moved - step, 0.0))) / 2
     error = np.where(
         used & np.isnan(known.error), np.hypot(error, known.moved + spacing / np.sqrt(12)), error
     )
@@ -253,12 +253,12 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
     ]
     known_by_fit = (*TRUSTED, Status.EXACT, Status.ON_TRUST)
     status = [
-        Status.PLAIN if own and s in known_by_fit else s
-        for own, s in zip(worse, status, strict=True)
+        Status.PLAIN if is_worse and s in known_by_fit else s
+        for is_worse, s in zip(worse, status, strict=True)
     ]
     method = [
-        PlainMean().label if own else label
-        for own, label in zip(worse, estimate.method, strict=True)
+        PlainMean().label if is_worse else label
+        for is_worse, label in zip(worse, estimate.method, strict=True)
     ]
     # every draw is at most the largest value, which many have: no event is unseen
     largest = ~constant & ~few
@@ -267,7 +267,7 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
         for top, s in zip(largest, status, strict=True)
     ]
     crossfit = invert(levels - (estimate.mean_crossfit - estimate.mean_plain))
-    found = estimate._replace(
+    quantile_estimate = estimate._replace(
         mean=quantile + nan,
         mcse=error + nan,
         mean_plain=plain + nan,
@@ -280,7 +280,9 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
         sd=sd_of(safe, weights) + nan,
         info=estimate.info | {"note": "residuals are those of the indicator of each quantile"},
     )
-    return rescaled(found, np.repeat(sample.units, a))._replace(residuals=estimate.residuals)
+    return rescaled(quantile_estimate, np.repeat(sample.units, a))._replace(
+        residuals=estimate.residuals
+    )
 
 
 def sd_of(values: Float[np.ndarray, "m q"], weights: Weights | None) -> Float[np.ndarray, " q"]:
@@ -295,8 +297,8 @@ def _effective_size(
     """Return the effective sample size of the indicator of each quantile; where it is constant,
     that of the values."""
     with np.errstate(invalid="ignore", divide="ignore"):
-        found = (estimate.sd / estimate.mcse_plain) ** 2
+        ess = (estimate.sd / estimate.mcse_plain) ** 2
     same = np.flatnonzero((estimate.sd == 0) & np.isfinite(estimate.mcse_plain))
     if len(same):
-        found[same] = effective_size(values[..., same], values[..., same].std(axis=(0, 1)))
-    return found.clip(1.0, 100.0 * np.prod(values.shape[:2]))
+        ess[same] = effective_size(values[..., same], values[..., same].std(axis=(0, 1)))
+    return ess.clip(1.0, 100.0 * np.prod(values.shape[:2]))

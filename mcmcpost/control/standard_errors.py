@@ -306,21 +306,21 @@ def plain_means(sample: Sample, sizes: Float[np.ndarray, " p"] | None = None) ->
     mean = mean_over_draws(safe, weights)
     constant = np.flatnonzero(~varying)
     # The mean of equal numbers is rounded, their median is the number.
-    for some in in_blocks(len(constant), chains * draws):
-        mean[constant[some]] = np.median(safe[..., constant[some]], axis=(0, 1))
+    for block in in_blocks(len(constant), chains * draws):
+        mean[constant[block]] = np.median(safe[..., constant[block]], axis=(0, 1))
     unvarying = np.where(sample.unseen, 1 / (sample.ess + 2), 0.0)
     error = mcse_mean(safe, weights)
     if sizes is not None:
         with np.errstate(invalid="ignore", divide="ignore"):
             # p(1 − p)/mcse²: effective draws of the indicator itself.
-            own, tail, one = (
+            effective, tail, one = (
                 mean * (1 - mean) / error**2,
                 np.minimum(mean, 1 - mean),
                 1 / (sizes + 2),
             )
             # Two more draws of either kind (Agresti and Coull), at the indicator's effective size.
-            more = (own * mean + 2) / (own + 4)
-            error = np.where(own > 0, np.sqrt(more * (1 - more) / own), error)
+            more = (effective * mean + 2) / (effective + 4)
+            error = np.where(effective > 0, np.sqrt(more * (1 - more) / effective), error)
             error = np.where(
                 tail < RULE_OF_THREE / sizes, np.maximum(error, np.sqrt((tail + one) * one)), error
             )
@@ -419,10 +419,10 @@ def judge(
         witness = ess >= np.where(
             3 * outline.participants >= LIGHT * outline.total, of_light, of_any
         )
-        apart = np.where(options.bad_scores | ~witness, 0.0, np.abs(mean - plain.mean))
-        believed = ~(apart > limit)
+        distance = np.where(options.bad_scores | ~witness, 0.0, np.abs(mean - plain.mean))
+        believed = ~(distance > limit)
         # From three errors on the distance begins to count, and at five it counts whole.
-        doubt = apart * np.clip((apart - doubted) / (limit - doubted), 0.0, 1.0)
+        doubt = distance * np.clip((distance - doubted) / (limit - doubted), 0.0, 1.0)
         mcse = np.where(exact | ~believed, mcse, np.hypot(mcse, doubt))
         # Without a gain the plain mean is reported, which needs no assumption.
         usable = (
@@ -432,8 +432,8 @@ def judge(
         reported = np.where(exact, np.maximum(mcse, np.finfo(float).eps * size), mcse)
         gain = (plain.mcse / reported) ** 2
         ratio = seen.of_values / seen.variance
-    fitted = np.array([own not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for own in status])
-    finished = np.array([own is not Status.NOT_CONVERGED for own in status])
+    fitted = np.array([verdict not in (Status.PLAIN, Status.TOO_FEW_DRAWS) for verdict in status])
+    finished = np.array([verdict is not Status.NOT_CONVERGED for verdict in status])
     used = fitted & usable & believed
     reached = np.array(status, dtype=object)
     # Verified scores only: by themselves wrong ones can leave no residual either.

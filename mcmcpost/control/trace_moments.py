@@ -162,13 +162,13 @@ class TraceMoments(NamedTuple):
         factor = self.features.unit / features.unit
         offset = (self.features.location - features.location) / features.unit
         known = {
-            own.serves: (own, sums)
-            for own, sums in zip(self.features.sets, self.moments, strict=True)
+            control_set.serves: (control_set, sums)
+            for control_set, sums in zip(self.features.sets, self.moments, strict=True)
         }
         moments = []
         for controls in features.sets:
-            own, (gram, cross, squares) = known[controls.serves]
-            by, columns = change[np.ix_(own.places, controls.places)], controls.columns
+            known_set, (gram, cross, squares) = known[controls.serves]
+            by, columns = change[np.ix_(known_set.places, controls.places)], controls.columns
             # f = location + unit·g of both: with the constant among the controls, sums of g follow
             # from their own.
             moved = cross * factor[columns] + gram[:, :, :1] * offset[columns]
@@ -193,18 +193,20 @@ class TraceMoments(NamedTuple):
             arrays[name] = getattr(features, name)
         arrays |= {name: getattr(self, name) for name in ("low", "high", "missing")}
         for number, sums in enumerate(self.moments):
-            arrays |= {f"{name}_{number}": part for name, part in sums._asdict().items()}
+            arrays |= {f"{name}_{number}": array for name, array in sums._asdict().items()}
         for number, group in enumerate(self.groups):
             parts = group._asdict().items()
             arrays |= {
-                f"{name}_{number}": part for name, part in parts if name not in ("layout", "start")
+                f"{name}_{number}": array
+                for name, array in parts
+                if name not in ("layout", "start")
             }
         dims = {
-            name: [f"{name}_{axis}" for axis in range(part.ndim)] for name, part in arrays.items()
+            name: [f"{name}_{axis}" for axis in range(array.ndim)] for name, array in arrays.items()
         }
         variables = {
-            name: (dims[name], part.astype(np.int8) if part.dtype == bool else part)
-            for name, part in arrays.items()
+            name: (dims[name], array.astype(np.int8) if array.dtype == bool else array)
+            for name, array in arrays.items()
         }
         facts = {
             name: getattr(self, name)
@@ -220,14 +222,14 @@ class TraceMoments(NamedTuple):
 
     def select(self, columns: Int[np.ndarray, " k"]) -> "TraceMoments":
         """Return the sums of some quantities."""
-        own, parts = self.features, ("location", "unit", "events")
-        chosen = {name: getattr(own, name)[columns] for name in parts}
+        old, parts = self.features, ("location", "unit", "events")
+        chosen = {name: getattr(old, name)[columns] for name in parts}
         groups = (
             g._replace(values=g.values[..., columns], sample=g.sample[..., columns])
             for g in self.groups
         )
-        features = own._replace(names=tuple(own.names[j] for j in columns), **chosen)
-        pairs = zip(own.sets, features.sets, self.moments, strict=True)
+        features = old._replace(names=tuple(old.names[j] for j in columns), **chosen)
+        pairs = zip(old.sets, features.sets, self.moments, strict=True)
         return self._replace(
             features=features,
             moments=tuple(
@@ -252,7 +254,7 @@ class TraceMoments(NamedTuple):
             [group.values / group.counts[..., None] for group in self.groups],
         )
         varying = np.array([status is Status.PLAIN for status in plain.status])
-        found, heavy = plain, np.zeros(p, bool)
+        best, heavy = plain, np.zeros(p, bool)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
         # Those of all fits at the draws that are kept, which only exact ones need: computed once,
@@ -260,43 +262,45 @@ class TraceMoments(NamedTuple):
         at_kept = cache(self._controls_at_kept)
         for controls, moments in self._fitted(varying) if self.controlled else ():
             columns = controls.columns
-            own, left, facts = self._controlled(controls, moments, folds, plain, options, at_kept)
+            fitted, left, facts = self._controlled(
+                controls, moments, folds, plain, options, at_kept
+            )
             first = controls.serves is None
             # Functions of a coordinate must be better by 5 per cent (`NEED`), as any richer family.
-            better = first | (own.used & (own.mcse**2 * NEED < found.mcse[columns] ** 2))
+            better = first | (fitted.used & (fitted.mcse**2 * NEED < best.mcse[columns] ** 2))
             source = np.arange(p)
             source[columns[better]] = p + np.flatnonzero(better)
-            found = columnwise(
-                lambda *arrays, source=source: np.concatenate(arrays)[source], found, own
+            best = columnwise(
+                lambda *arrays, source=source: np.concatenate(arrays)[source], best, fitted
             )
             for before, after in zip(series, left, strict=True):
-                before[..., columns[better & own.used]] = after[..., better & own.used]
+                before[..., columns[better & fitted.used]] = after[..., better & fitted.used]
             heavy[columns] = heavy_tailed(self._kept("sample")[None][..., columns])
             if first:
                 info |= facts | {"num_folds": int(folds.max()) + 1}
         status = [
             Status.HEAVY_TAIL if h and s in TRUSTED else s
-            for h, s in zip(heavy, found.status, strict=True)
+            for h, s in zip(heavy, best.status, strict=True)
         ]
         rows = self._in_rows(series)
         info["num_runs"] = rows.shape[1]
         return Estimate(
             names=features.names,
-            mean=found.mean,
-            mcse=found.mcse,
-            gain=found.gain,
-            variance_ratio=found.variance_ratio,
+            mean=best.mean,
+            mcse=best.mcse,
+            gain=best.gain,
+            variance_ratio=best.variance_ratio,
             status=tuple(
                 Status.BAD_SCORES if self.bad_scores and v else s
                 for v, s in zip(varying, status, strict=True)
             ),
-            method=found.method,
+            method=best.method,
             sd=plain.sd,
             mean_plain=plain.mean,
             mcse_plain=plain.mcse,
-            mean_crossfit=found.mean_crossfit,
+            mean_crossfit=best.mean_crossfit,
             residuals=rows,
-            covariance=covariance_of(rows, found.mcse),
+            covariance=covariance_of(rows, best.mcse),
             info=info,
         )
 
@@ -328,7 +332,7 @@ class TraceMoments(NamedTuple):
     def _kept(self, name: str) -> Float[np.ndarray, "s _"]:
         """Return the draws, the scores or the sample of all chains, one after the other."""
         parts = [getattr(group, name) for group in self.groups]
-        return np.concatenate([part.reshape(-1, part.shape[-1]) for part in parts])
+        return np.concatenate([array.reshape(-1, array.shape[-1]) for array in parts])
 
     def _plain(self) -> Columns:
         """Return the plain means; the error is that of the means of runs (batch means)."""
@@ -412,8 +416,8 @@ class TraceMoments(NamedTuple):
         left = [_residuals(group, folds, theta, controls.places, columns) for group in self.groups]
         variance = np.empty(len(columns))
         # Var f − θᵀx from the sums of the folds that the fits have not seen.
-        for own, fit in fits.fits:
-            variance[own] = Part.of(fits.system, fit.without.shape[1], own).held_out(fit)[1]
+        for members, fit in fits.fits:
+            variance[members] = Part.of(fits.system, fit.without.shape[1], members).held_out(fit)[1]
         if (lost := variance < LOST).any():
             known = [kept[:, controls.places] for kept in at_kept()]
             variance[lost] = self._variance_of_sample(theta[..., lost], known, folds, columns[lost])
@@ -457,7 +461,8 @@ class TraceMoments(NamedTuple):
         location, unit = self.features.location[columns], self.features.unit[columns]
         # Runs differ in length by a draw, and chains by any number.
         weighted = [
-            np.tensordot(group.counts, own, 2) for group, own in zip(self.groups, left, strict=True)
+            np.tensordot(group.counts, residuals, 2)
+            for group, residuals in zip(self.groups, left, strict=True)
         ]
         crossfit, error = np.sum(weighted, axis=0) / self.num_draws, _error(self.groups, left)
         seen = Residuals(
@@ -479,10 +484,10 @@ class TraceMoments(NamedTuple):
     def _controls_at_kept(self) -> list[Float[np.ndarray, "_ q1"]]:
         """Return the controls at the draws that are kept, of chains of each length."""
         states = [
-            [part.reshape(-1, part.shape[-1]) for part in (group.draws, group.scores)]
+            [array.reshape(-1, array.shape[-1]) for array in (group.draws, group.scores)]
             for group in self.groups
         ]
-        return [self.features.controls(*own) for own in states]
+        return [self.features.controls(*pair) for pair in states]
 
     def _variance_of_sample(
         self,
@@ -494,13 +499,13 @@ class TraceMoments(NamedTuple):
         """Return the variance of the residuals at the draws that are kept, where these controls
         are."""
         parts = []
-        for group, own in zip(self.groups, controls, strict=True):
+        for group, group_controls in zip(self.groups, controls, strict=True):
             layout = group.layout
             label = folds[layout.folds[:, layout.run_of(layout.sampled)]].reshape(-1)
             # The sums' differences have no digits of it: these draws do.
             residual = self.features.standard(group.sample.reshape(len(label), -1))[:, columns]
             for fold, coefficients in enumerate(theta):
-                residual[label == fold] -= own[label == fold] @ coefficients
+                residual[label == fold] -= group_controls[label == fold] @ coefficients
             parts.append(residual)
         return np.concatenate(parts).var(axis=0)
 
@@ -558,14 +563,14 @@ def _residuals(
 ) -> Float[np.ndarray, "c r p"]:
     """Return the means over runs of the quantities less their control variates without the run's
     fold."""
-    label, found, controls = (
+    label, residuals, controls = (
         folds[group.layout.folds],
         group.values[..., columns],
         group.controls[..., places],
     )
     for fold, coefficients in enumerate(theta):
-        found[label == fold] -= controls[label == fold] @ coefficients
-    return found / group.counts[..., None]
+        residuals[label == fold] -= controls[label == fold] @ coefficients
+    return residuals / group.counts[..., None]
 
 
 def _error(
@@ -574,5 +579,5 @@ def _error(
     """Return the error of the mean of all draws from means over runs, of chains of each length."""
     # Chains of different lengths are independent of each other: variances add, with squared shares.
     sizes = np.array([group.counts.sum() for group in groups])
-    parts = np.stack([mcse_mean(own) for own in means])
+    parts = np.stack([mcse_mean(group_means) for group_means in means])
     return np.sqrt(((sizes / sizes.sum())[:, None] ** 2 * parts**2).sum(axis=0))

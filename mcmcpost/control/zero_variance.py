@@ -146,10 +146,10 @@ class ZeroVariance(AbstractControlVariate):
         return self.penalty is None or isinstance(self.penalty, LeastSquares)
 
     def crossfit(self, problem: Problem) -> FoldFit:
-        found = self.linear(problem)
-        if found is None:
+        linear = self.linear(problem)
+        if linear is None:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
-        fit = found.at_states()
+        fit = linear.at_states()
         if self.degree < GAP_DEGREE:
             return fit
         lower = [
@@ -174,8 +174,8 @@ class ZeroVariance(AbstractControlVariate):
 
     def fields(self, problem: Problem) -> list[LinearFits]:
         simplest = [] if self.degree == 1 else ZeroVariance(1).fields(problem)
-        found = self.linear(problem)
-        return simplest if found is None else [*simplest, found]
+        linear = self.linear(problem)
+        return simplest if linear is None else [*simplest, linear]
 
     def linear(self, problem: Problem) -> LinearFits | None:
         """Return the fit without what the degrees below say of it; None of too few draws."""
@@ -277,11 +277,9 @@ class Structured(AbstractControlVariate):
         return True
 
     def crossfit(self, problem: Problem) -> FoldFit:
-        found = self.fields(problem)
+        fits = self.fields(problem)
         return (
-            found[-1].at_states()
-            if found
-            else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+            fits[-1].at_states() if fits else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         )
 
     def coordinates(self, problem: Problem) -> Problem:
@@ -296,12 +294,16 @@ class Structured(AbstractControlVariate):
         return affordable([(family, self.label) for family in every], num_train)
 
     def fields(self, problem: Problem) -> list[LinearFits]:
-        own = self.coordinates(problem)
+        linear_problem = self.coordinates(problem)
         families, labels = (
-            self.families(own, own.num_train) if own.num_train >= MIN_TRAIN else ([], [])
+            self.families(linear_problem, linear_problem.num_train)
+            if linear_problem.num_train >= MIN_TRAIN
+            else ([], [])
         )
         return (
-            nested_fits(linear_system(own, families), labels, len(families), own)
+            nested_fits(
+                linear_system(linear_problem, families), labels, len(families), linear_problem
+            )
             if families
             else []
         )
@@ -389,18 +391,20 @@ def lasso_fits(
     ]
     fits, num_selected = [], []
     for j, level in enumerate(best):
-        own = moments.quantities(np.array([j]))
+        column_moments = moments.quantities(np.array([j]))
         chosen = _select(path[level, :, j], problem.num_states)
         without = np.stack(
             [
-                _regress(own, _select(inside[k, level, :, j], sizes[k]), every[k])
+                _regress(column_moments, _select(inside[k, level, :, j], sizes[k]), every[k])
                 for k in range(num_folds)
             ]
         )
         # Least squares on the selected: the penalty that selects would bias the constant.
-        mean = system.rule @ _regress(own, chosen, np.ones(num_folds, bool))
+        mean = system.rule @ _regress(column_moments, chosen, np.ones(num_folds, bool))
         # Halves keep the selection, as refits keep hyper-parameters.
-        half_means = np.array([system.rule @ _regress(own, chosen, half) for half in halves])
+        half_means = np.array(
+            [system.rule @ _regress(column_moments, chosen, half) for half in halves]
+        )
         refits = Refits(system.rule @ without, half_means, np.full((len(quarters), 1), np.nan))
         fits.append((np.array([j]), LinearFit(mean, refits, without)))
         num_selected.append(int(chosen.sum()))
@@ -412,11 +416,13 @@ def _regress(
 ) -> Float[np.ndarray, "q1 one"]:
     """Return the least squares on the constant and the controls chosen, over some of the folds;
     zero elsewhere."""
-    part = moments.over(folds[None])
+    sums = moments.over(folds[None])
     index = np.concatenate([[0], 1 + np.flatnonzero(chosen)])
-    found = np.zeros((len(chosen) + 1, 1))
-    found[index] = PositiveMatrix(part.gram[0][np.ix_(index, index)]).solve(part.cross[0][index])
-    return found
+    coefficients = np.zeros((len(chosen) + 1, 1))
+    coefficients[index] = PositiveMatrix(sums.gram[0][np.ix_(index, index)]).solve(
+        sums.cross[0][index]
+    )
+    return coefficients
 
 
 @jax.jit

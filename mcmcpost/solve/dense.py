@@ -365,7 +365,7 @@ def leave_blocks_out(
             (blocks[middle:], blocks[:middle]),
         ):
             rows = [slice(edges[b[0]], edges[b[-1] + 1]) for b in (dropped, kept)]
-            drop, keep = (slice(part.start - start, part.stop - start) for part in rows)
+            drop, keep = (slice(span.start - start, span.stop - start) for span in rows)
             lower = cholesky_factor(matrix[drop, drop])
             if lower is None:
                 return None

@@ -181,8 +181,8 @@ class Packing(eqx.Module):
         ends = np.cumsum([int(np.prod(shape)) for shape in self.shapes], dtype=int)
         parts = jnp.split(self.values(x), ends)[:-1]
         leaves = [
-            (part**2 if square else part).reshape(shape)
-            for part, square, shape in zip(parts, self.squared, self.shapes, strict=True)
+            (flat**2 if square else flat).reshape(shape)
+            for flat, square, shape in zip(parts, self.squared, self.shapes, strict=True)
         ]
         return eqx.combine(jax.tree.unflatten(self.structure, leaves), self.fixed)
 
@@ -209,7 +209,7 @@ def _broadcast(mark: Any, tree: Any) -> Any:
 
 
 def _join(parts: list[Any], dtype: type) -> np.ndarray:
-    return np.concatenate([np.ravel(part) for part in parts] or [np.zeros(0)]).astype(dtype)
+    return np.concatenate([np.ravel(leaf) for leaf in parts] or [np.zeros(0)]).astype(dtype)
 
 
 def _is_none(leaf: Any) -> bool:

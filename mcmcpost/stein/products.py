@@ -466,18 +466,18 @@ class Regularised(eqx.Module):
     ) -> Float[Array, "n k"]:
         """Return columns `indices` of the matrix times U, b/n of a product; repeated indices
         add."""
-        part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
+        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
         # A is symmetric, so that columns times U are a cross product with the roles of rows
         # exchanged.
         product = TileOperator(
-            self.operator.tile, part, self.operator.diagonal()[indices], block=self.operator.block
+            self.operator.tile, rows, self.operator.diagonal()[indices], block=self.operator.block
         ).cross_matmul(self.operator.rows, U)
         return product.at[indices].add(self.row_noise[indices][:, None] * U)
 
     def block(self, indices: Int[Array, " b"]) -> Float[Array, "b b"]:
         """Return the principal block of distinct `indices`."""
-        part = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
-        full = self.operator.tile(part, part)
+        rows = jax.tree.map(lambda leaf: jnp.asarray(leaf)[indices], self.operator.rows)
+        full = self.operator.tile(rows, rows)
         return _with_diagonal(full, self.operator.diagonal()[indices] + self.row_noise[indices])
 
     def dense(self) -> Float[Array, "n n"]:

@@ -127,12 +127,12 @@ def crossfit_kronecker(
             error = PositiveMatrix(block).solve((rows @ projected)[:, None])[:, 0]
             errors[k, : len(out), s] = error / root[out, 0]
             fold_means[k, s] = mean[s] - inverse[0] @ (onto.T @ error)
-        for found, sets in parts:
-            for part, index in enumerate(sets):
+        for estimates, sets in parts:
+            for subset, index in enumerate(sets):
                 system = b * gram[np.ix_(index, index)], 1.0 / counts[index], nugget
                 # Halves and quarters are other matrices, whose decomposition is not that of the
                 # whole: factorised.
-                found[part, s] = fit_rows(*system, basis[index], original[index, None])[
+                estimates[subset, s] = fit_rows(*system, basis[index], original[index, None])[
                     0
                 ].coefficients[0, 0]
 
@@ -142,7 +142,9 @@ def crossfit_kronecker(
     return KernelFit(
         mean=(mixing @ mean)[:, None],
         control=np.where(real[:, :, None], control, 0.0),
-        refits=Refits(means[..., None], *((found @ mixing.T)[..., None] for found, _ in parts)),
+        refits=Refits(
+            means[..., None], *((task_means @ mixing.T)[..., None] for task_means, _ in parts)
+        ),
         model_covariance=((mixing * amplitude) @ mixing.T)[None],
         nugget=np.asarray(nugget),
         num_steps=np.zeros((), int),

@@ -52,7 +52,7 @@ class AbstractFamily(abc.ABC):
     def to_json(self) -> dict[str, Any]:
         """Return what the family is made of, of which `from_json` makes it again."""
         return {"kind": type(self).__name__} | {
-            part.name: _as_json(getattr(self, part.name)) for part in fields(self) if part.repr
+            field.name: _as_json(getattr(self, field.name)) for field in fields(self) if field.repr
         }
 
     def along(
@@ -146,7 +146,7 @@ def _as_json(value: Any) -> Any:
         return value.to_json()
     if isinstance(value, np.ndarray):
         return {"array": value.tolist(), "dtype": str(value.dtype)}
-    return [_as_json(part) for part in value] if isinstance(value, tuple) else value
+    return [_as_json(item) for item in value] if isinstance(value, tuple) else value
 
 
 def from_json(value: Any) -> Any:
@@ -160,7 +160,7 @@ def from_json(value: Any) -> Any:
     kinds: list[Any] = [AbstractFamily]
     while (kind := kinds.pop()).__name__ != value["kind"]:
         kinds += kind.__subclasses__()
-    return kind(**{name: from_json(part) for name, part in value.items() if name != "kind"})
+    return kind(**{name: from_json(item) for name, item in value.items() if name != "kind"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,10 +203,10 @@ def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " 
         and (np.abs(np.diagonal(np.linalg.qr(design, mode="r"))) > RANK_TOLERANCE).all()
     ):
         return np.ones(size, bool)
-    rest = design[:, 1:] - design[:, :1] * (
+    residual = design[:, 1:] - design[:, :1] * (
         design[:, 0] @ design[:, 1:] / (design[:, 0] @ design[:, 0])
     )
-    r, order = scipy.linalg.qr(rest, mode="r", pivoting=True)
+    r, order = scipy.linalg.qr(residual, mode="r", pivoting=True)
     rank = int((np.abs(np.diagonal(r)) > RANK_TOLERANCE).sum())
     keep = np.zeros(size, bool)
     keep[0] = True
@@ -275,5 +275,5 @@ def by_fold(labels: Int[np.ndarray, " m"], width: int) -> Iterator[tuple[int, sl
     """Yield blocks of rows with one label each, those of padding, −1, left out; see `in_blocks`."""
     ends = np.append(np.flatnonzero(np.diff(labels)) + 1, len(labels))
     for start, end in itertools.pairwise([0, *ends.tolist()]):
-        for some in in_blocks(end - start, width) if labels[start] >= 0 else ():
-            yield int(labels[start]), slice(start + some.start, start + some.stop)
+        for block in in_blocks(end - start, width) if labels[start] >= 0 else ():
+            yield int(labels[start]), slice(start + block.start, start + block.stop)

@@ -64,8 +64,8 @@ class Field(NamedTuple):
     ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:
         """Return E[v·∇h | h = t] by a regression on the splines, and its standard error for so many
         effective draws."""
-        found = Conditional.of(self, counts)
-        return found.at(at), found.error(at, ess)
+        regression = Conditional.of(self, counts)
+        return regression.at(at), regression.error(at, ess)
 
     def unlike_coarse(
         self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
@@ -81,9 +81,9 @@ class Field(NamedTuple):
         others."""
         real = counts > 0
         slope, error = self.conditional(counts, self.value[real], float(counts.sum()))
-        found = np.zeros(len(counts), bool)
-        found[real] = np.sign(counts[real] @ slope) * slope < -error
-        return found
+        beyond = np.zeros(len(counts), bool)
+        beyond[real] = np.sign(counts[real] @ slope) * slope < -error
+        return beyond
 
     def steps(
         self, counts: Float[np.ndarray, " m"], at: Float[np.ndarray, " t"]
@@ -161,9 +161,11 @@ class Conditional(NamedTuple):
             np.sqrt(shares),
             field.along[real],
         )
-        found = np.linalg.lstsq(design * root[:, None], along * root, rcond=None)[0]
+        coefficients = np.linalg.lstsq(design * root[:, None], along * root, rcond=None)[0]
         inverse = np.linalg.pinv((design * shares[:, None]).T @ design)
-        return cls(knots, found, inverse, float(shares @ (along - design @ found) ** 2))
+        return cls(
+            knots, coefficients, inverse, float(shares @ (along - design @ coefficients) ** 2)
+        )
 
     def at(self, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, " t"]:
         """Return the mean of v·∇h where h has these values."""
@@ -346,15 +348,15 @@ def fields_at(
     """
     # The coarse and the fine splines of a quantity have one field. Families compare by identity: of
     # sums that were read from a file each is made anew, and nothing is shared.
-    keys = [(id(own.weights), id(own.coefficients)) for own in functions]
+    keys = [(id(function.weights), id(function.coefficients)) for function in functions]
     different = dict(zip(keys, functions, strict=True))
     controls: dict[tuple[AbstractFamily, ...], np.ndarray] = {}
     parts, users = {}, dict[int, list[tuple[tuple[int, int], np.ndarray]]]()
-    for key, own in different.items():
-        if own.families not in controls:
-            controls[own.families] = controls_of(own.families, draws, scores)[:, 1:]
-        parts[key], slopes = Polynomial(own.places, own.terms, own.weights).at(draws)
-        for place, slope in zip(own.places.tolist(), slopes.T, strict=True):
+    for key, function in different.items():
+        if function.families not in controls:
+            controls[function.families] = controls_of(function.families, draws, scores)[:, 1:]
+        parts[key], slopes = Polynomial(function.places, function.terms, function.weights).at(draws)
+        for place, slope in zip(function.places.tolist(), slopes.T, strict=True):
             users.setdefault(place, []).append((key, slope))
     along = {key: np.zeros(len(draws)) for key in different}
     # v·∇h is the sum of v along the coordinates, and a control is affine in the score: see
@@ -366,16 +368,16 @@ def fields_at(
             dict[AbstractFamily, tuple[np.ndarray, np.ndarray]](),
         )
         for key, slope in of:
-            own, end = different[key], 0
-            for family in own.families:
+            function, end = different[key], 0
+            for family in function.families:
                 if family not in made:
                     made[family] = family.along(draws, direction)
                 which, values = made[family]
-                along[key] += slope * (values @ own.coefficients[end + which])
+                along[key] += slope * (values @ function.coefficients[end + which])
                 end += family.size
     fields = {
-        key: Field(parts[key], controls[own.families] @ own.coefficients, along[key])
-        for key, own in different.items()
+        key: Field(parts[key], controls[function.families] @ function.coefficients, along[key])
+        for key, function in different.items()
     }
     return [fields[key] for key in keys]
 
@@ -545,13 +547,17 @@ def _surrogate(
     degree = max((k for k in (1, 2, 3) if comb(len(places) + k, k) <= enough), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)
-    found = Polynomial(
+    polynomial = Polynomial(
         np.array(places), terms, np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]
     )
-    value, slopes = found.at(problem.draws)
+    value, slopes = polynomial.at(problem.draws)
     value = np.where(real, value, 0.0)
     unexplained = problem.counts @ (f - value) ** 2 / problem.counts.sum()
-    return Quantity(value, found, slopes, 1 - unexplained) if unexplained < 1 - EXPLAINED else None
+    return (
+        Quantity(value, polynomial, slopes, 1 - unexplained)
+        if unexplained < 1 - EXPLAINED
+        else None
+    )
 
 
 def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:
@@ -566,15 +572,15 @@ def _monomials(number: int, degree: int) -> Int[np.ndarray, "q r"]:
 
 def _powers(z: Float[np.ndarray, "m r"], terms: Int[np.ndarray, "q r"]) -> Float[np.ndarray, "m q"]:
     """Return the monomials of `_monomials`, each made of one of lower degree by one product."""
-    found = np.ones((len(z), len(terms)), order="F")
+    monomials = np.ones((len(z), len(terms)), order="F")
     place = {tuple(term): k for k, term in enumerate(terms)}
     for k, term in enumerate(terms):
         if term.any():
             last = int(np.flatnonzero(term)[-1])
             below = term.copy()
             below[last] -= 1
-            np.multiply(found[:, place[tuple(below)]], z[:, last], out=found[:, k])
-    return found
+            np.multiply(monomials[:, place[tuple(below)]], z[:, last], out=monomials[:, k])
+    return monomials
 
 
 NODES = (6, 4)
@@ -601,10 +607,10 @@ def interpolated(
         first and the last.
     """
     # Neighbours that are almost one draw would divide rounding by their distance.
-    apart = np.ptp(image) * CLOSE
-    place = np.unique(np.floor((image - image[0]) / apart), return_index=True)[1]
+    gap = np.ptp(image) * CLOSE
+    place = np.unique(np.floor((image - image[0]) / gap), return_index=True)[1]
     place = np.append(place, len(image) - 1)
-    place = place[np.append(True, np.diff(image[place]) > apart / 4)]
+    place = place[np.append(True, np.diff(image[place]) > gap / 4)]
     known, image = known[place], image[place]
     count = min(count, len(known))
     first = (np.searchsorted(known, inside) - count // 2).clip(0, len(known) - count)

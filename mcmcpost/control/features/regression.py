@@ -50,7 +50,7 @@ class Regression:
         self.sets = np.concatenate([~np.eye(k, dtype=bool), halves, np.ones((1, k), bool)]).astype(
             float
         )
-        self.gram = np.tensordot(self.sets, np.stack([part.T @ part for part in self.parts]), 1)
+        self.gram = np.tensordot(self.sets, np.stack([block.T @ block for block in self.parts]), 1)
         self.gram += STEADY * np.eye(len(self.rule))
 
     def crossfit(
@@ -66,19 +66,21 @@ class Regression:
         own_column, last_rule = np.zeros((n, p)), np.zeros(p)
         if last is not None:
             own_column, last_rule = _beside(self.basis, self.rule, last[:n] * self.root)
-        own = (own_column * left).sum(axis=0)
-        left -= own_column * own
+        last_start = (own_column * left).sum(axis=0)
+        left -= own_column * last_start
         by_fold = [
-            (part, own_column[rows], left[rows])
-            for part, rows in zip(self.parts, self.folds, strict=True)
+            (block, own_column[rows], left[rows])
+            for block, rows in zip(self.parts, self.folds, strict=True)
         ]
         sums = (
-            np.stack([np.concatenate([part.T @ x, part.T @ f], axis=1) for part, x, f in by_fold]),
+            np.stack(
+                [np.concatenate([block.T @ x, block.T @ f], axis=1) for block, x, f in by_fold]
+            ),
             np.stack(
                 [np.concatenate([(x * x).sum(axis=0), (x * f).sum(axis=0)]) for _, x, f in by_fold]
             ),
         )
-        sides, squares = (np.tensordot(self.sets, part, 1) for part in sums)
+        sides, squares = (np.tensordot(self.sets, fold_sums, 1) for fold_sums in sums)
         by_column, by_values = np.split(sides, 2, axis=2)
         square, along = np.split(squares, 2, axis=1)
         by_last = np.linalg.solve(self.gram, by_column)
@@ -93,16 +95,18 @@ class Regression:
         # What the other folds do not determine is zero without a fold, by (ε/(λ + ε))² where its
         # square is λ: the only draw beyond a threshold must not be reproduced without its own fold.
         every = np.broadcast_to(start, (k, *start.shape))
-        inside, last_inside = solve(*solve(every, np.broadcast_to(own, (k, p))))
-        theta, gamma = (a + b for a, b in zip(solve(by_values, along), (start, own), strict=True))
+        inside, last_inside = solve(*solve(every, np.broadcast_to(last_start, (k, p))))
+        theta, gamma = (
+            a + b for a, b in zip(solve(by_values, along), (start, last_start), strict=True)
+        )
         theta[:k] -= STEADY**2 * inside
         gamma[:k] -= STEADY**2 * last_inside
         constants = np.einsum("r,srp->sp", self.rule, theta) + gamma * last_rule
         # Quarters would be fits on too few draws for some twenty splines.
         refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
         control = np.zeros_like(problem.values)
-        for fold, (rows, (part, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
-            control[rows] = (part @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[
+        for fold, (rows, (block, x, _)) in enumerate(zip(self.folds, by_fold, strict=True)):
+            control[rows] = (block @ theta[fold] + x * gamma[fold]) / self.root[rows] - constants[
                 fold
             ]
         return FoldFit(
@@ -170,6 +174,8 @@ def _beside(
     again = basis.T @ outside  # once more, since what is left may be rounding
     outside, inside = outside - basis @ again, inside + again
     norms = np.linalg.norm(outside, axis=0)
-    apart = norms > DISTANCE * np.where(sizes > 0, sizes, 1.0)
-    norms = np.where(apart, norms, 1.0)
-    return np.where(apart, outside / norms, 0.0), np.where(apart, -(rule @ inside) / norms, 0.0)
+    independent = norms > DISTANCE * np.where(sizes > 0, sizes, 1.0)
+    norms = np.where(independent, norms, 1.0)
+    return np.where(independent, outside / norms, 0.0), np.where(
+        independent, -(rule @ inside) / norms, 0.0
+    )

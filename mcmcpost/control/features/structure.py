@@ -84,7 +84,7 @@ def structure_of(names: Sequence[str]) -> dict[str, Labels]:
                     tuple(index): label for label, index in members
                 }
             }
-        blocks |= {part: _in_rows(labels) for part, labels in parts.items()}
+        blocks |= {block_name: _in_rows(labels) for block_name, labels in parts.items()}
     return blocks
 
 
@@ -270,7 +270,7 @@ class _OnBlocks(AbstractFamily):
     ) -> list[np.ndarray]:
         """Return z_a·s_b + m[a=b] of every pair of blocks."""
         # A gradient is zero but for a few coordinates.
-        moving = [np.flatnonzero(part.any(axis=0)) for part in s]
+        moving = [np.flatnonzero(gradient.any(axis=0)) for gradient in s]
         return [
             np.einsum("bm,bm->b", x[a][:, moving[b]], s[b][:, moving[b]])
             + divergence * x[a].shape[1] * (a == b)
@@ -296,14 +296,15 @@ class Sums(_OnBlocks):
         # u_k t_l + u_l t_k + 2·1[k = l] (section 2, Many coordinates, table, sums).
         parts = [u[:, one] * t[:, two] + u[:, two] * t[:, one] + divergence * 2.0 * (one == two)]
         x, s = self._raw(draws, scores)
-        total, of_scores = [part.sum(axis=1) for part in x], [part.sum(axis=1) for part in s]
+        total, of_scores = [block.sum(axis=1) for block in x], [block.sum(axis=1) for block in s]
         for (a, b), sums in zip(self.pairs, self._along(x, s, divergence), strict=True):
             # (Σz_a)(Σs_b)/m: the divergence of ones·onesᵀ/m is one.
             shared = total[a] * of_scores[b] / x[a].shape[1] + divergence * (a == b)
             parts.append(np.stack([sums, shared], axis=1))
         # (Σz_a)/√m has the size of one coordinate, as the other controls have.
         parts += [
-            own[:, None] / np.sqrt(part.shape[1]) * t for own, part in zip(total, x, strict=True)
+            block_sum[:, None] / np.sqrt(block.shape[1]) * t
+            for block_sum, block in zip(total, x, strict=True)
         ]
         return np.concatenate(parts, axis=1)
 
@@ -394,7 +395,10 @@ class Margins(_OnBlocks):
         u, t = draws[:, self.globals], scores[:, self.globals]
         x, s = self._raw(draws, scores)
         table_x, table_s = (
-            [part.reshape(-1, *block.shape) for part, block in zip(raw, self.blocks, strict=True)]
+            [
+                columns.reshape(-1, *block.shape)
+                for columns, block in zip(raw, self.blocks, strict=True)
+            ]
             for raw in (x, s)
         )
         for k, axis in self.margins:
@@ -456,11 +460,11 @@ class Neighbours(_OnBlocks):
         u, t = draws[:, self.globals], scores[:, self.globals]
         parts = []
         for block, *raw in zip(self.blocks, *self._raw(draws, scores), strict=True):
-            lines = [part.reshape(len(part), -1, block.shape[-1]) for part in raw]
+            lines = [columns.reshape(len(columns), -1, block.shape[-1]) for columns in raw]
             # Sums of a grid's columns are one more sequence, for levels that all lines share.
             series = [
                 lines,
-                [part.sum(axis=1, keepdims=True) / np.sqrt(len(block)) for part in lines],
+                [line.sum(axis=1, keepdims=True) / np.sqrt(len(block)) for line in lines],
             ][: block.ndim]
             for (x, s), lag in itertools.product(series, self._lags_of(block)):
                 ahead = np.einsum("blm,blm->b", x[..., :-lag], s[..., lag:])[:, None]
@@ -499,9 +503,9 @@ class Pairs(AbstractFamily):
     ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
         # Of a constant direction only pairs that hold one of its coordinates are not zero.
         moving = np.flatnonzero((direction[self.first] != 0) | (direction[self.second] != 0))
-        some = Pairs(self.first[moving], self.second[moving])
+        subset = Pairs(self.first[moving], self.second[moving])
         # which have no divergence
-        return moving, some.controls(draws, np.broadcast_to(direction, draws.shape))
+        return moving, subset.controls(draws, np.broadcast_to(direction, draws.shape))
 
 
 @dataclass(frozen=True, eq=False)
@@ -536,24 +540,24 @@ def structure_families(
     room : how many controls of single coordinates, and of pairs of them, there may be. structure :
         as for `Blocks.of`.
     """
-    found = Blocks.of(problem.names, structure)
-    if not found.blocks:
+    partition = Blocks.of(problem.names, structure)
+    if not partition.blocks:
         return []
     # Raw coordinates, shift + scale·z: the exchangeable prior is in these.
     units = (problem.shift, np.linalg.norm(problem.lower, axis=1))
-    given = (found.globals, found.blocks, *units, Last())
+    given = (partition.globals, partition.blocks, *units, Last())
     sums: list[AbstractFamily] = [Sums(*given), SumsByGlobals(*given)]
     margins = Margins(*given)
     if margins.size <= MOST_OF_MARGINS:
         sums.append(margins)
-    if sequences := _sequences(problem, found.blocks):
-        given = (found.globals, sequences, *units, Last())
+    if sequences := _sequences(problem, partition.blocks):
+        given = (partition.globals, sequences, *units, Last())
         sums += [Neighbours(*given, lags) for lags in LAGS]
     families = [family for family in sums if family.size]
     families.append(Diagonal(len(problem.names)))
     room -= len(problem.names)
     # By need, while there is room: a large group that does not fit does not stop smaller ones.
-    for pairs in _by_interaction(problem, found):
+    for pairs in _by_interaction(problem, partition):
         if pairs.size <= room:
             families.append(pairs)
             room -= pairs.size
@@ -621,10 +625,10 @@ def _sequences(
         lines = np.atleast_2d(block)
         num_pairs = len(lines) * (lines.shape[1] - 1)
         # Increments show their order in the scores alone: the clearer of both decides.
-        found = max(
+        clearest = max(
             abs(np.mean([excess(states[:, line]) for line in lines])) for states in (draws, scores)
         )
-        return bool(found > max(CORRELATED, BY_CHANCE / np.sqrt(len(rows) * num_pairs)))
+        return bool(clearest > max(CORRELATED, BY_CHANCE / np.sqrt(len(rows) * num_pairs)))
 
     draws, scores = np.asarray(problem.draws[rows]), np.asarray(problem.scores[rows])
     in_order = itertools.chain(*([block, block.T][: block.ndim] for block in blocks))
@@ -635,7 +639,7 @@ SHORTEST = 3
 """Coordinates of a block from which its order may mean something."""
 
 
-def _by_interaction(problem: Problem, found: Blocks) -> list[Pairs]:
+def _by_interaction(problem: Problem, partition: Blocks) -> list[Pairs]:
     """Return pairs of globals with blocks, and of blocks, by how much the blocks' coordinates need
     them.
 
@@ -645,14 +649,14 @@ def _by_interaction(problem: Problem, found: Blocks) -> list[Pairs]:
     m = problem.num_states
     rows = np.linspace(0, m - 1, min(m, ORDERING_STATES)).astype(int)
     draws, scores = np.asarray(problem.draws[rows]), np.asarray(problem.scores[rows])
-    blocks = [block.ravel() for block in found.blocks]
+    blocks = [block.ravel() for block in partition.blocks]
     every = np.concatenate(blocks)
     residual = np.zeros_like(draws)
     # What a linear control takes off anyway is no reason for a product.
     residual[:, every] = (
         draws[:, every] - scores @ np.linalg.lstsq(scores, draws[:, every], rcond=None)[0]
     )
-    groups = [Pairs(np.full(len(block), k), block) for k in found.globals for block in blocks]
+    groups = [Pairs(np.full(len(block), k), block) for k in partition.globals for block in blocks]
     groups += [Pairs(a, b) for a, b in itertools.combinations(blocks, 2) if len(a) == len(b)]
     needed = []
     for pairs in groups:

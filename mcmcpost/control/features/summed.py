@@ -128,9 +128,14 @@ class Features(NamedTuple):
         if not named or named[0][0].serves is not None:
             by_quantities.append((None, []))
         by_quantities += [
-            (own, list(group)) for own, group in itertools.groupby(named, lambda one: one[0].serves)
+            (served, list(group))
+            for served, group in itertools.groupby(named, lambda one: one[0].serves)
         ]
-        found, end, place = list[ControlSet](), 1, {name: j for j, name in enumerate(self.names)}
+        control_sets, end, place = (
+            list[ControlSet](),
+            1,
+            {name: j for j, name in enumerate(self.names)},
+        )
         for serves, group in by_quantities:
             families, labels = (
                 tuple(family for family, _ in group),
@@ -142,8 +147,10 @@ class Features(NamedTuple):
             else:
                 columns = sorted(place[name] for name in serves if name in place)
             places = np.concatenate([[0], np.arange(start, end)])
-            found.append(ControlSet(serves, families, labels, places, np.array(columns, int)))
-        return found
+            control_sets.append(
+                ControlSet(serves, families, labels, places, np.array(columns, int))
+            )
+        return control_sets
 
     def controls(
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
@@ -155,13 +162,13 @@ class Features(NamedTuple):
             fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores)
         )
         parts = [np.ones((len(draws), 1))]
-        for family, own in zip(self.families, bare, strict=True):
-            part = (
-                own.controls_along(next(fields))
-                if isinstance(own, FunctionsOf)
-                else own.controls(draws, scores)
+        for family, inner in zip(self.families, bare, strict=True):
+            columns = (
+                inner.controls_along(next(fields))
+                if isinstance(inner, FunctionsOf)
+                else inner.controls(draws, scores)
             )
-            parts.append(part[:, family.kept] if isinstance(family, Some) else part)
+            parts.append(columns[:, family.kept] if isinstance(family, Some) else columns)
         return np.concatenate(parts, axis=1)
 
     def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
@@ -172,17 +179,17 @@ class Features(NamedTuple):
         """Return whether sums of both are sums of the same."""
         arrays = ("shift", "scale", "location", "unit")
         alike = all(np.array_equal(getattr(self, name), getattr(other, name)) for name in arrays)
-        return alike and [own.to_json() for own in self.families] == [
-            own.to_json() for own in other.families
+        return alike and [family.to_json() for family in self.families] == [
+            family.to_json() for family in other.families
         ]
 
     def select(self, kept: Bool[np.ndarray, " q"]) -> "Features":
         """Return those of some controls."""
         parts = np.split(kept, np.cumsum([family.size for family in self.families])[:-1])
         chosen = [
-            (family if part.all() else Some(family, part), label)
-            for family, label, part in zip(self.families, self.labels, parts, strict=True)
-            if part.any()
+            (family if mask.all() else Some(family, mask), label)
+            for family, label, mask in zip(self.families, self.labels, parts, strict=True)
+            if mask.any()
         ]
         families, labels = zip(*chosen, strict=True) if chosen else ((), ())
         return self._replace(families=families, labels=labels)
@@ -206,16 +213,16 @@ class Features(NamedTuple):
         known = {controls.serves: controls.places[1:] for controls in other.sets}
         for controls in self.sets:
             # Each fit's controls in those of the same fit: only of these are there products.
-            own, at = controls.places[1:], known.get(controls.serves, np.empty(0, int))
+            places, at = controls.places[1:], known.get(controls.serves, np.empty(0, int))
             norms = np.linalg.norm(theirs[:, at], axis=0)
             norms = np.where(norms > 0, norms, 1.0)
-            part = (
-                np.linalg.lstsq(theirs[:, at] / norms, ours[:, own], rcond=1e-12)[0]
+            coefficients = (
+                np.linalg.lstsq(theirs[:, at] / norms, ours[:, places], rcond=1e-12)[0]
                 / norms[:, None]
             )
-            apart = np.linalg.norm(ours[:, own] - theirs[:, at] @ part, axis=0)
-            change[np.ix_(at, own)] = part
-            same[own] = apart <= SAME * np.linalg.norm(ours[:, own], axis=0)
+            distance = np.linalg.norm(ours[:, places] - theirs[:, at] @ coefficients, axis=0)
+            change[np.ix_(at, places)] = coefficients
+            same[places] = distance <= SAME * np.linalg.norm(ours[:, places], axis=0)
         return change, same
 
 
@@ -369,7 +376,7 @@ class Chains(NamedTuple):
     def thinned(self, step: int) -> "Chains":
         """Return the chains with every `step`-th draw kept, a multiple of the present step by a
         power of two."""
-        draws, scores, sample = (part[:, :: step // self.layout.step] for part in self[6:])
+        draws, scores, sample = (array[:, :: step // self.layout.step] for array in self[6:])
         return self._replace(
             layout=self.layout._replace(step=step), draws=draws, scores=scores, sample=sample
         )
@@ -379,7 +386,7 @@ class Chains(NamedTuple):
         c, r = self.counts.shape
         if r == (1 if self.layout.of_whole_chains else MIN_FOLDS):
             return self
-        sums = (part.reshape(c, r // 2, 2, *part.shape[2:]).sum(axis=2) for part in self[3:6])
+        sums = (array.reshape(c, r // 2, 2, *array.shape[2:]).sum(axis=2) for array in self[3:6])
         counts, controls, values = sums
         return self._replace(
             layout=self.layout._replace(runs=r // 2),
@@ -401,10 +408,10 @@ def sum_at(
     low = np.minimum(start, other)
     high = np.maximum(np.add(start, one.shape[:axes]), np.add(other, two.shape[:axes]))
     # Chunks next to each other have a run in common, where their sums overlap.
-    found = np.zeros((*(high - low), *one.shape[axes:]))
-    for part, place in ((one, start), (two, other)):
-        found[tuple(slice(i, i + n) for i, n in zip(place - low, part.shape, strict=False))] += part
-    return found
+    total = np.zeros((*(high - low), *one.shape[axes:]))
+    for term, place in ((one, start), (two, other)):
+        total[tuple(slice(i, i + n) for i, n in zip(place - low, term.shape, strict=False))] += term
+    return total
 
 
 class Sums(NamedTuple):
@@ -452,19 +459,22 @@ def sums_of(
     """
     p, (c, n), sets = len(features.names), draws.shape[:2], features.sets
     chains, every = slice(place[0], place[0] + c), np.arange(place[1], place[1] + n)
-    found = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
-    _, run, kept_before = found.start
+    totals = Chains.zero(layout, fingerprints, features, chains, slice(place[1], place[1] + n))
+    _, run, kept_before = totals.start
     # Only the runs and folds that the chunk has: what comes back of it is small beside the sums
     # over all draws.
     folds = layout.folds[chains, layout.run_of(every)]
     fold, num_folds = int(folds.min()), int(folds.max() - folds.min()) + 1
-    moments = [Moments.zero(num_folds, len(own.places), len(own.columns)) for own in sets]
+    moments = [
+        Moments.zero(num_folds, len(control_set.places), len(control_set.columns))
+        for control_set in sets
+    ]
     low, high, missing = np.full(p, np.inf), np.full(p, -np.inf), np.zeros(p)
-    for chain, own in enumerate(zip(draws, scores, values, strict=True)):
-        for some in in_blocks(n, features.size + p):
-            x, s, f = (part[some].astype(float) for part in own)
+    for chain, chain_arrays in enumerate(zip(draws, scores, values, strict=True)):
+        for block in in_blocks(n, features.size + p):
+            x, s, f = (array[block].astype(float) for array in chain_arrays)
             # Here, since there may be hundreds of them for each of the quantities that a chunk has.
-            f, at = f if transform is None else transform(f, x, s), every[some]
+            f, at = f if transform is None else transform(f, x, s), every[block]
             _check_finite(x, s if features.families else x, place[0] + chain, layout.start + at)
             low, high, finite = (
                 np.fmin(low, f.min(axis=0)),
@@ -473,25 +483,25 @@ def sums_of(
             )
             missing += (~finite).sum(axis=0)
             kept = np.flatnonzero(at % layout.step == 0)
-            for sample, part in zip(
-                (found.draws, found.scores, found.sample), (x, s, f), strict=True
+            for sample, array in zip(
+                (totals.draws, totals.scores, totals.sample), (x, s, f), strict=True
             ):
-                sample[chain, at[kept] // layout.step - kept_before] = part[kept]
+                sample[chain, at[kept] // layout.step - kept_before] = array[kept]
             controls, f = features.controls(x, s), np.where(finite, features.standard(f), 0.0)
             runs = layout.run_of(at) - run
             first = np.flatnonzero(np.diff(runs, prepend=-1))
             # A run that goes on in another block, or chunk, has sums in both.
-            found.counts[chain, runs[first]] += np.diff(first, append=len(at))
-            found.controls[chain, runs[first]] += np.add.reduceat(controls, first)
-            found.values[chain, runs[first]] += np.add.reduceat(f, first)
-            label, ones = folds[chain, some] - fold, np.ones(len(at))
+            totals.counts[chain, runs[first]] += np.diff(first, append=len(at))
+            totals.controls[chain, runs[first]] += np.add.reduceat(controls, first)
+            totals.values[chain, runs[first]] += np.add.reduceat(f, first)
+            label, ones = folds[chain, block] - fold, np.ones(len(at))
             # Each fit by itself: products of the controls of two would be most of the work, and
             # none needs them.
             for k, of in enumerate(sets):
                 moments[k] += Moments.of(
                     controls[:, of.places], f[:, of.columns], label, ones, num_folds
                 )
-    return Sums(fold, tuple(moments), found, low, high, missing)
+    return Sums(fold, tuple(moments), totals, low, high, missing)
 
 
 TELLING = 8

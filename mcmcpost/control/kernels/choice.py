@@ -198,7 +198,9 @@ def tune(
     if len(ones) == 1 or not (few if tuning.polish is None else tuning.polish):
         return tuple(settings)
     return tuple(
-        part for setting in settings for part in _polish(problem, basis, setting, nuggets, tuning)
+        polished
+        for setting in settings
+        for polished in _polish(problem, basis, setting, nuggets, tuning)
     )
 
 
@@ -220,7 +222,7 @@ def _polish(
         (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
     )
     draws, scores, design, values = _some_rows(problem, basis, size)
-    own = isinstance(tuning, OwnGridREML)
+    own_grid = isinstance(tuning, OwnGridREML)
     # A nat for each lengthscale: what as many parameters gain from noise.
     least = tuning.least if isinstance(tuning, OwnGridREML) else problem.draws.shape[1]
     left = setting.members
@@ -246,7 +248,7 @@ def _polish(
                 members,
             )
             left = tuple(member for member in left if member not in members)
-    if left and not own:
+    if left and not own_grid:
         yield setting._replace(members=left)
 
 

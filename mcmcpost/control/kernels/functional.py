@@ -271,14 +271,16 @@ def crossfit_kernel(
     fitted = problem.folds.num_everyone
     # Zero states select Cholesky: the fit is on few of them, whatever their number.
     solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
-    some = problem.by_residuals and isinstance(solver, Cholesky)
+    on_subset = problem.by_residuals and isinstance(solver, Cholesky)
     # A fit on some states is made on a problem of its own and evaluated at all.
-    part = problem.seen() if some else problem
-    basis, features = basis_with_features(part, exponents_of_degree(problem.draws.shape[1], degree))
+    subset = problem.seen() if on_subset else problem
+    basis, features = basis_with_features(
+        subset, exponents_of_degree(problem.draws.shape[1], degree)
+    )
     size = basis.shape[1]
     if size > 1 and problem.folds.num_train < DRAWS_PER_FEATURE * size:
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label, {"num_features": size - 1})
-    settings = tune(part, basis, choice.kernel, choice.nugget, tuning, solver)
+    settings = tune(subset, basis, choice.kernel, choice.nugget, tuning, solver)
     if not settings:
         return no_control(problem, Status.PLAIN, choice.label)
 
@@ -287,8 +289,8 @@ def crossfit_kernel(
         basis: Float[np.ndarray, "m b"] = basis,
         features: Features = features,
     ) -> FoldFit:
-        if some:
-            return _fit_some(problem, part, basis, features, settings, choice)
+        if on_subset:
+            return _fit_some(problem, subset, basis, features, settings, choice)
         return _fit(problem, basis, settings, solver, choice)
 
     fit = fit_with(settings)
@@ -304,7 +306,7 @@ def crossfit_kernel(
     # Below these limits `crossfit` has compared already; beyond, only sharp fits in few directions.
     if comparable and not is_compared(whole, choice) and (few := _of_few(problem, settings, fit)):
         alone = fit_with(
-            few, *basis_with_features(part, exponents_of_degree(problem.draws.shape[1], 0))
+            few, *basis_with_features(subset, exponents_of_degree(problem.draws.shape[1], 0))
         )
         with np.errstate(invalid="ignore"):  # the other integrands have no such fit, and no doubt
             fit = fit._replace(doubt=np.hypot(fit.doubt, apart(problem, fit, alone)))
@@ -327,12 +329,12 @@ def _of_few(problem: Problem, settings: Sequence[Setting], fit: FoldFit) -> list
     """
     plain = residual_variance(problem, np.zeros_like(fit.control))
     sharp = problem.counts.sum() * residual_variance(problem, fit.control) < plain
-    found = []
+    selected = []
     for setting in settings:
         members = tuple(j for j in setting.members if sharp[j])
         if members and setting.num_resolved(problem.draws.shape[1]) <= COMPARED_COORDINATES:
-            found.append(setting._replace(members=members))
-    return found
+            selected.append(setting._replace(members=members))
+    return selected
 
 
 def _fit(
@@ -352,19 +354,21 @@ def _fit(
     tuned = choice.kernel is None and isinstance(solver, Cholesky) and not problem.by_residuals
     for setting in settings:
         columns = np.array(setting.members)
-        own = problem.select(columns)
-        data = kernel_data((np.asarray(own.draws), np.asarray(own.scores)), basis, own.values, own)
+        subset = problem.select(columns)
+        data = kernel_data(
+            (np.asarray(subset.draws), np.asarray(subset.scores)), basis, subset.values, subset
+        )
         fit = _solve(data, setting, solver)
         if tuned:
             moved[columns] = _with_longer_scales(data, setting)
-        control[:, columns] = own.folds.scatter(np.asarray(fit.control), len(control))
+        control[:, columns] = subset.folds.scatter(np.asarray(fit.control), len(control))
         mean[columns] = np.asarray(fit.mean)[0]
         again = Refits(*(np.asarray(means)[:, 0] for means in fit.refits))
         # A fit on some states estimates by residuals of all draws, not by its constant.
         if problem.by_residuals:
-            mean[columns], again = mean_of_residuals(own, control[:, columns])
-        for means, found in zip(refits, again, strict=True):
-            means[:, columns] = found
+            mean[columns], again = mean_of_residuals(subset, control[:, columns])
+        for means, refit_means in zip(refits, again, strict=True):
+            means[:, columns] = refit_means
         reached = float(fit.nugget)
         for j in columns:
             status[j] = _status(choice, reached, bool(fit.converged))
@@ -397,14 +401,14 @@ def _status(choice: ControlFunctional | SemiExact, nugget: float, converged: boo
 
 def _fit_some(
     problem: Problem,
-    part: Problem,
+    subset: Problem,
     basis: Float[np.ndarray, "t q"],
     features: Features,
     settings: Sequence[Setting],
     choice: ControlFunctional | SemiExact,
 ) -> FoldFit:
-    """Return the fit of the integrands that have a setting, on the states of `part` alone; NaN for
-    others.
+    """Return the fit of the integrands that have a setting, on the states of `subset` alone; NaN
+    for others.
 
     The fits without each fold are evaluated at all states of the problem, and the residuals make
     the estimate.
@@ -413,31 +417,31 @@ def _fit_some(
     mean, control = np.full(p, np.nan), np.zeros(problem.values.shape)
     refits = Refits.none(problem.folds.num_folds, p)
     status = [Status.CONTROLLED] * p
-    rows = jax.device_put((part.draws, part.scores))
+    rows = jax.device_put((subset.draws, subset.scores))
     rules, facts = [], []
     for setting in settings:
-        own = part.select(np.array(setting.members))
+        group = subset.select(np.array(setting.members))
         tile = SteinTile(setting.kernel)
         rules.append(
-            fit_without_folds(tile, setting.nugget, kernel_data(rows, basis, own.values, own))
+            fit_without_folds(tile, setting.nugget, kernel_data(rows, basis, group.values, group))
         )
         for j in setting.members:
             status[j] = _status(choice, rules[-1].nugget)
         facts.append(setting.describe() | {"nugget_used": rules[-1].nugget, "num_products": 0})
     # All settings in one pass over the states, which may be many and on disk.
-    asked = np.concatenate([setting.members for setting in settings])
+    columns = np.concatenate([setting.members for setting in settings])
     d = problem.draws.shape[1]
     resolved = np.concatenate(
         [np.full(len(each.members), each.num_resolved(d)) for each in settings]
     )
-    control[:, asked] = _at_states(problem.draws, problem.scores, problem.labels, features, rules)
-    own = problem.select(asked)
-    mean[asked], again = mean_of_residuals(own, columns_of(control, asked))
-    for means, found in zip(refits, again, strict=True):
-        means[:, asked] = found
+    control[:, columns] = _at_states(problem.draws, problem.scores, problem.labels, features, rules)
+    selected = problem.select(columns)
+    mean[columns], again = mean_of_residuals(selected, columns_of(control, columns))
+    for means, refit_means in zip(refits, again, strict=True):
+        means[:, columns] = refit_means
     doubt = np.zeros(p)
-    if not own.weighted:
-        doubt[asked] = _unseen_error(own, columns_of(control, asked), resolved)
+    if not selected.weighted:
+        doubt[columns] = _unseen_error(selected, columns_of(control, columns), resolved)
     return FoldFit(
         mean, control, refits, doubt, tuple(status), (choice.label,) * p, {"fits": facts}
     )
@@ -490,16 +494,16 @@ def _at_states(
     """Return the fits without each state's fold, the rules side by side, at some states; zero on
     padding."""
     # (m, p) of all rules side by side: k folds one after the other, never k copies.
-    found = np.zeros((len(labels), sum(rule.dual.shape[2] for rule in rules)))
-    for fold, some in by_fold(labels, STATE_WIDTH):
-        states, size = (draws[some], scores[some]), some.stop - some.start
+    fits = np.zeros((len(labels), sum(rule.dual.shape[2] for rule in rules)))
+    for fold, block in by_fold(labels, STATE_WIDTH):
+        states, size = (draws[block], scores[block]), block.stop - block.start
         polynomial, padded = features.of(*states), tuple(map(pad_rows, states))
         parts = [
             rule.kernel_part(fold, padded)[:size] + polynomial @ rule.coefficients[fold, 1:]
             for rule in rules
         ]
-        found[some] = np.concatenate(parts, axis=1)
-    return found
+        fits[block] = np.concatenate(parts, axis=1)
+    return fits
 
 
 def _or_with_ridge(

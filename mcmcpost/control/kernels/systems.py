@@ -141,11 +141,11 @@ def crossfit_dense(
     everyone = np.arange(len(gram))
 
     def constants(parts: Bool[np.ndarray, "s k"]) -> Float[np.ndarray, "s c p"]:
-        found = np.full((len(parts), c, values.shape[1]), np.nan)
-        for part, index in enumerate(folds.rows_of(parts)):
+        estimates = np.full((len(parts), c, values.shape[1]), np.nan)
+        for subset, index in enumerate(folds.rows_of(parts)):
             if len(index) >= basis.shape[1]:  # not with more constants, one a task, than rows
-                found[part] = fit_rows(*system.of(index, nugget))[0].coefficients[:c]
-        return found
+                estimates[subset] = fit_rows(*system.of(index, nugget))[0].coefficients[:c]
+        return estimates
 
     # LAPACK on the host: compiling the fits took thirty times as long as solving them (d8baa01).
     with blas_threads(len(everyone)):
@@ -214,8 +214,8 @@ class FoldRules(NamedTuple):
     def kernel_part(self, fold: int, rows: PyTree) -> Float[np.ndarray, "b p"]:
         """Return the part of the kernel at some rows, of the fit without a fold."""
         dual = self.dual[fold]
-        found = _cross_product(self.tile, rows, self.rows, jax.device_put(pad_columns(dual)))
-        return np.asarray(found)[:, : dual.shape[1]]
+        product = _cross_product(self.tile, rows, self.rows, jax.device_put(pad_columns(dual)))
+        return np.asarray(product)[:, : dual.shape[1]]
 
 
 def fit_without_folds(tile: Tile, nugget: float, data: KernelData) -> FoldRules:
@@ -224,9 +224,9 @@ def fit_without_folds(tile: Tile, nugget: float, data: KernelData) -> FoldRules:
     with blas_threads(len(system.gram)):
         index, solutions, used = _without_folds(system, nugget, folds)
     dual = np.zeros((folds.num_folds, len(data.counts), system.values.shape[1]))
-    for part, solution in zip(dual, solutions, strict=True):
+    for fold_dual, solution in zip(dual, solutions, strict=True):
         # gram was K₀/scale, and rules are evaluated with K₀ itself.
-        part[index] = solution.dual / system.scale
+        fold_dual[index] = solution.dual / system.scale
     # a worker of dask unpickles JAX arrays in 32 bits
     tile, rows = jax.tree.map(np.asarray, (tile, data.rows))
     return FoldRules(
@@ -355,8 +355,8 @@ class _MaskedSystem(eqx.Module):
             minimise.
             """
             images, left = (
-                jnp.moveaxis(part.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size]
-                for part in (value, residual)
+                jnp.moveaxis(array.reshape(*self.masks.shape, -1), 1, 0)[:, :, :size]
+                for array in (value, residual)
             )
             # (q, q) for each block k: HᵀX + XᵀR over the m rows.
             precision = jnp.einsum("mq,kmr->kqr", basis, images) + jnp.einsum(
@@ -397,9 +397,9 @@ def _masked_system(
 
     def inner(mask: Float[Array, " m"]) -> Float[Array, "r r"]:
         # I + Lᵀ D L with the rows of the block: mask/noise on its diagonal.
-        part = low_rank * (mask / noise[:, 0])[:, None]
+        scaled = low_rank * (mask / noise[:, 0])[:, None]
         return cho_factor(
-            part.T @ low_rank + jnp.eye(low_rank.shape[1], dtype=part.dtype), lower=True
+            scaled.T @ low_rank + jnp.eye(low_rank.shape[1], dtype=scaled.dtype), lower=True
         )[0]
 
     masks = masks * real[:, None]
