@@ -80,9 +80,9 @@ def quantile(
     """
     levels = check_probabilities(probabilities)
     dist = distribution(tree, integrands, method, folds=folds, allow_bad_scores=allow_bad_scores)
-    found = dist.quantile(levels)
-    warn_of_contradiction(contradicted(found, known=dist.options.bad_scores))
-    return found
+    estimate = dist.quantile(levels)
+    warn_of_contradiction(contradicted(estimate, known=dist.options.bad_scores))
+    return estimate
 
 
 INTERVALS = ("eti", "hdi")

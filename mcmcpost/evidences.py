@@ -219,9 +219,11 @@ def _estimate(
     check = check_ladder(ladder, health)
     if not check.passed:
         warn(check.message, ScoreWarning)
-    found = estimate_log_evidence(ladder, health, check, method, options, **nodes)
+    evidence = estimate_log_evidence(ladder, health, check, method, options, **nodes)
     return (
-        found if check.passed else found._replace(info=found.info | {"score_gate": check.message})
+        evidence
+        if check.passed
+        else evidence._replace(info=evidence.info | {"score_gate": check.message})
     )
 
 
@@ -432,7 +434,9 @@ def _bridge(
         # Before the bridge: another model's evidence from these draws is a number like any other,
         # and nothing in it tells.
         check_agreement(
-            "bridge_evidence", tree, Scored(trace, lambda some: posterior.values(points[some]), {})
+            "bridge_evidence",
+            tree,
+            Scored(trace, lambda index: posterior.values(points[index]), {}),
         )
         if posterior.scores is not None:
             check_slopes("bridge_evidence", tree, trace)
@@ -537,11 +541,11 @@ def savage_dickey(
     )
     # Before the posterior's, which takes far longer.
     prior_density = _prior_density(where, prior, float(point))
-    found = distribution(tree, quantity, method, allow_bad_scores=allow_bad_scores)
-    if len(found.names) != 1:
+    dist = distribution(tree, quantity, method, allow_bad_scores=allow_bad_scores)
+    if len(dist.names) != 1:
         cure = "Name a scalar variable, or pass {name: function of a draw}."
-        raise InputError(where, "one quantity", ", ".join(found.names), cure)
-    curve = found.pdf(float(point))
+        raise InputError(where, "one quantity", ", ".join(dist.names), cure)
+    curve = dist.pdf(float(point))
     density, error, status = float(curve.mean[0, 0]), float(curve.mcse[0, 0]), curve.status[0]
     info = {"density": density, "density_mcse": error, "prior_density": prior_density}
     # The logarithm of an estimate that may be zero has no variance; NaN ends here too.

@@ -434,8 +434,8 @@ def summary(
         if sd or median or interval or len(levels):
             cure = 'Sum the squares too, {"x2": lambda draw: draw["x"] ** 2}, or ask the trace.'
             raise InputError("summary", "means alone of sums", "what needs the draws", cure)
-        found = expectation_of_moments(sums, integrands, method, options)
-        return found.to_dataframe().drop(columns=["mean", "sd"])
+        estimate = expectation_of_moments(sums, integrands, method, options)
+        return estimate.to_dataframe().drop(columns=["mean", "sd"])
     assert not isinstance(tree, TraceMoments)
     # One question for all columns: the score gate, R-hat and their warnings come once.
     answers = Answers.of(tree, integrands, method, options)
@@ -447,18 +447,18 @@ def summary(
         return table
     dist = answers.distribution()
     # Columns in the order of `az.summary`: median, interval, quantiles.
-    asked: list[tuple[Sequence[str], Estimate]] = []
+    additions: list[tuple[Sequence[str], Estimate]] = []
     if median:
-        asked.append((["median"], dist.quantile(0.5)))
+        additions.append((["median"], dist.quantile(0.5)))
     if interval:
         ends = dist.interval(*interval)
-        asked.append(([name.rpartition("[")[2].rstrip("]") for name in ends.names[:2]], ends))
+        additions.append(([name.rpartition("[")[2].rstrip("]") for name in ends.names[:2]], ends))
     if len(levels):
-        asked.append(([f"q{level}" for level in level_texts(levels)], dist.quantile(levels)))
-    for columns, found in asked:
+        additions.append(([f"q{level}" for level in level_texts(levels)], dist.quantile(levels)))
+    for columns, estimate in additions:
         for place, name in enumerate(columns):
-            own = slice(place, None, len(columns))  # those of one quantity follow each other
-            table[f"{name}_cv"], table[f"mcse_{name}_cv"] = found.mean[own], found.mcse[own]
+            rows = slice(place, None, len(columns))  # those of one quantity follow each other
+            table[f"{name}_cv"], table[f"mcse_{name}_cv"] = estimate.mean[rows], estimate.mcse[rows]
     return table
 
 
@@ -499,17 +499,17 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
             len(parts),
             "Pass those of the old and of the new chains.",
         )
-    for part in parts[1:]:
-        if part.names != parts[0].names:
-            other = sorted({*part.names} ^ {*parts[0].names}) or "another order"
+    for estimate in parts[1:]:
+        if estimate.names != parts[0].names:
+            other = sorted({*estimate.names} ^ {*parts[0].names}) or "another order"
             raise InputError(
                 where,
                 "estimates of the same quantities",
                 other,
                 "Ask each for the same integrands.",
             )
-        if part.residuals.shape[1] != parts[0].residuals.shape[1]:
-            draws = f"{parts[0].residuals.shape[1]} and {part.residuals.shape[1]}"
+        if estimate.residuals.shape[1] != parts[0].residuals.shape[1]:
+            draws = f"{parts[0].residuals.shape[1]} and {estimate.residuals.shape[1]}"
             cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
             raise InputError(where, "estimates from chains of one length", draws, cure)
     # Told by the residuals of its draws, since files of estimates have no draws.
@@ -520,12 +520,12 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
     pooled = pool(parts)
     # Averaging what contradicts itself would hide it: the mean is returned, and the warning names
     # it.
-    apart = [
+    contradictory = [
         name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad
     ]
-    if apart:
+    if contradictory:
         warn(
-            f"The estimates of {', '.join(apart)} contradict each other: they are of other "
+            f"The estimates of {', '.join(contradictory)} contradict each other: they are of other "
             "posteriors, or their chains have not converged.",
             ConvergenceWarning,
         )
@@ -588,29 +588,31 @@ def elpd(
         where, "var_name", var_name, (str, None), "It is a variable of the group `log_likelihood`."
     )
     check_trace_type(where, tree)
-    found = _log_likelihood(tree, var_name)
-    values = found.values
+    pointwise = _log_likelihood(tree, var_name)
+    values = pointwise.values
     # e^ℓ of a thousand terms underflows: ratios to the largest and the smallest draw do not, and
     # their logs come back.
     best, worst = values.max(axis=(0, 1)), values.min(axis=(0, 1))
     with np.errstate(invalid="ignore"):
         scaled = np.exp(values - best), np.exp(worst - values)
-    densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(found.names)}
-    densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(found.names)}
+    densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(pointwise.names)}
+    densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(pointwise.names)}
     options = Options(standardize, folds, allow_bad_scores, fallback)
     question = pose(tree, densities, method, options, weighted=True)
     # Sums over observations are functions of all 2n means, whose errors are correlated: hence
     # memory of (2n)².
-    n = len(found.names)
-    own, other = np.arange(n), np.arange(n) + n
+    n = len(pointwise.names)
+    direct, inverse = np.arange(n), np.arange(n) + n
     parts = [
-        Smooth(("elpd_loo",), other[None], _minus_log_product),
-        Smooth(("lppd",), own[None], _log_product),
-        Smooth(("p_loo",), np.concatenate([own, other])[None], _log_product),
+        Smooth(("elpd_loo",), inverse[None], _minus_log_product),
+        Smooth(("lppd",), direct[None], _log_product),
+        Smooth(("p_loo",), np.concatenate([direct, inverse])[None], _log_product),
         Smooth(
-            tuple(f"elpd_loo({name})" for name in found.names), other[:, None], _minus_log_product
+            tuple(f"elpd_loo({name})" for name in pointwise.names),
+            inverse[:, None],
+            _minus_log_product,
         ),
-        Smooth(tuple(f"lppd({name})" for name in found.names), own[:, None], _log_product),
+        Smooth(tuple(f"lppd({name})" for name in pointwise.names), direct[:, None], _log_product),
     ]
     # a log likelihood that never changes is that of a masked observation, and no event that was not
     # seen

@@ -101,13 +101,13 @@ class OverChunks(NamedTuple):
             left = [key for key, search in searches.items() if not search.settled]
             if not left:
                 break
-            for (j, plain), own in zip(
+            for (j, plain), below in zip(
                 left, self._about_ends([(*key, searches[key]) for key in left]), strict=True
             ):
                 search = searches[j, plain]
-                if np.isfinite(own.mean).all():
+                if np.isfinite(below.mean).all():
                     after = search.step(
-                        Known(own.mean, own.mcse, _without_parts(own), own.residuals)
+                        Known(below.mean, below.mcse, _without_parts(below), below.residuals)
                     )
                 else:  # not finite at a draw that is not one of the few
                     unknown = np.full(2, np.nan)
@@ -116,7 +116,7 @@ class OverChunks(NamedTuple):
                 if not plain:
                     nearest = np.abs(search.grid - after.ends[:, None]).argmin(axis=1)
                     events |= {
-                        2 * j + end: own.select(np.array([end * NEARBY + nearest[end]]))
+                        2 * j + end: below.select(np.array([end * NEARBY + nearest[end]]))
                         for end in (0, 1)
                     }
         for (j, plain), search in searches.items():
@@ -142,11 +142,11 @@ class OverChunks(NamedTuple):
         grids = [search.grid.reshape(-1) for _, _, search in searches]
         each = [len(grid) for grid in grids]
         of, plain = (
-            np.repeat(np.array(part), each) for part in list(zip(*searches, strict=True))[:2]
+            np.repeat(np.array(column), each) for column in list(zip(*searches, strict=True))[:2]
         )
         lower, upper = np.full(len(of), -np.inf), np.concatenate(grids)
-        found = self.chunks.probabilities(self.places[of], lower, upper, self.known, plain)
-        return [found.select(row) for row in np.arange(len(of)).reshape(len(searches), -1)]
+        below = self.chunks.probabilities(self.places[of], lower, upper, self.known, plain)
+        return [below.select(row) for row in np.arange(len(of)).reshape(len(searches), -1)]
 
     def densities(self, of: Int[np.ndarray, " r"], at: Float[np.ndarray, "r t"]) -> list[Curve]:
         """Return the densities of some quantities, each at points of its own, in one pass."""
@@ -159,15 +159,15 @@ class OverChunks(NamedTuple):
         kernels, controlled = dict[int, KernelsOf](), dict[int, DensityOf]()
         families = list[tuple[FunctionsOf, str]]()
         for i in np.flatnonzero(sample.varying[places]).tolist():
-            j, own = places[i], self.known.get(places[i])
+            j, served = places[i], self.known.get(places[i])
             kernels[i] = KernelsOf.of(self.chunks, j, at[i])
-            if own is None:
+            if served is None:
                 continue
-            names, steps = [f"{i} {k}" for k in range(t)], own.standard(at[i] / sample.units[j])
-            if named := own.families(names, steps[:, None], ramps=True):
+            names, steps = [f"{i} {k}" for k in range(t)], served.standard(at[i] / sample.units[j])
+            if named := served.families(names, steps[:, None], ramps=True):
                 families += named
                 controlled[i] = DensityOf.of(
-                    own, named[0][0], j, at[i], sample.units[j], few.mean[i]
+                    served, named[0][0], j, at[i], sample.units[j], few.mean[i]
                 )
         parts = list[tuple[Features, Transform]]()
         if kernels:
@@ -238,18 +238,18 @@ class OverChunks(NamedTuple):
             upper = np.concatenate([brackets[k].points for k in left])
             # of a discrete quantity there may be fewer
             sizes = [len(brackets[k].points) for k in left]
-            found = self.probabilities(
+            probabilities = self.probabilities(
                 np.repeat(of[left], sizes), np.full(len(upper), -np.inf), upper
             )
             unknown = []
             for end, size, k in zip(np.cumsum(sizes), sizes, left.tolist(), strict=True):
-                own = found.select(np.arange(end - size, end))
-                if start.sd[k] == 0 and own.mean.tolist() == [0.0, 1.0]:
+                below = probabilities.select(np.arange(end - size, end))
+                if start.sd[k] == 0 and below.mean.tolist() == [0.0, 1.0]:
                     continue  # constant at all draws, as at those few
-                root = brackets[k].root(own)
+                root = brackets[k].root(below)
                 numbers[:, k], events[k], few[k] = (
                     root.numbers,
-                    own.select(np.array([root.nearest])),
+                    below.select(np.array([root.nearest])),
                     root.few,
                 )
                 if not root.known:
@@ -317,10 +317,10 @@ class DensityOf(NamedTuple):
             ]
         )
         with np.errstate(invalid="ignore", divide="ignore"):
-            apart = [
+            differences = [
                 np.abs(half.stretch(standard) / marginal.stretch(standard) - 1) for half in halves
             ]
-        unsure = np.max(apart, axis=0, initial=0.0) if apart else np.zeros(len(at))
+        unsure = np.max(differences, axis=0, initial=0.0) if differences else np.zeros(len(at))
         return cls(column, field, place, within, h, by, density, unexplained, unsure)
 
     def better(self, known: Densities, found: Estimate, status: Status, ess: float) -> Densities:
@@ -355,10 +355,10 @@ class DensityOf(NamedTuple):
         """Return what is averaged at some draws."""
         # Of the field's quantity: its step is where that of the control is, and nothing is left
         # between two draws.
-        found = -field.control[:, None] * (field.value[:, None] > self.h) * self.unit
+        terms = -field.control[:, None] * (field.value[:, None] > self.h) * self.unit
         if self.within.left > ROUNDING**2:
-            found -= self.within.influence(field, self.h) * (self.density / self.within.at(self.h))
-        return np.where(np.isfinite(values[:, [self.column]]), found, np.nan)
+            terms -= self.within.influence(field, self.h) * (self.density / self.within.at(self.h))
+        return np.where(np.isfinite(values[:, [self.column]]), terms, np.nan)
 
 
 class AllDensitiesOf(NamedTuple):
@@ -372,11 +372,15 @@ class AllDensitiesOf(NamedTuple):
         draws: Float[np.ndarray, "*b d"],
         scores: Float[np.ndarray, "*b d"],
     ) -> Float[np.ndarray, "*b q"]:
-        f, x, s = (part.reshape(-1, part.shape[-1]) for part in (values, draws, scores))
+        f, x, s = (array.reshape(-1, array.shape[-1]) for array in (values, draws, scores))
         shift, scale = self.parts[0].place
         # Together: what fields are made of is mostly the same.
-        fields = fields_at([part.field for part in self.parts], (x - shift) / scale, s * scale)
-        every = [part.of_field(field, f) for part, field in zip(self.parts, fields, strict=True)]
+        fields = fields_at(
+            [density.field for density in self.parts], (x - shift) / scale, s * scale
+        )
+        every = [
+            density.of_field(field, f) for density, field in zip(self.parts, fields, strict=True)
+        ]
         return np.concatenate(every, axis=1).reshape(*values.shape[:-1], -1)
 
 
@@ -424,13 +428,14 @@ class KernelsOf(NamedTuple):
         self, values: Float[np.ndarray, "*b p"], draws: np.ndarray, scores: np.ndarray
     ) -> Float[np.ndarray, "*b q"]:
         del draws, scores
-        own = values[..., [self.column]]  # itself too: its range, and its effective size
-        square = ((own - self.at) / self.width) ** 2
+        quantity = values[..., [self.column]]  # itself too: its range, and its effective size
+        square = ((quantity - self.at) / self.width) ** 2
         kernels = [
             np.exp(-square / (2 * by)) / np.sqrt(2 * np.pi * by) / self.width for by in (1.0, 2.0)
         ]
         return np.concatenate(
-            [own, *kernels, np.where(np.isfinite(own), own <= self.at, np.nan)], axis=-1
+            [quantity, *kernels, np.where(np.isfinite(quantity), quantity <= self.at, np.nan)],
+            axis=-1,
         )
 
 
@@ -445,22 +450,24 @@ class AllOf(NamedTuple):
         draws: Float[np.ndarray, "*b d"],
         scores: Float[np.ndarray, "*b d"],
     ) -> Float[np.ndarray, "*b q"]:
-        return np.concatenate([part(values, draws, scores) for part in self.parts], axis=-1)
+        return np.concatenate(
+            [transform(values, draws, scores) for transform in self.parts], axis=-1
+        )
 
 
-def _without_parts(found: Estimate) -> Float[np.ndarray, "k q"]:
+def _without_parts(estimate: Estimate) -> Float[np.ndarray, "k q"]:
     """Return means without each of some parts of the draws, from their residuals over runs."""
-    rows = found.residuals
+    rows = estimate.residuals
     # Neighbouring runs of a chain together, whose dependence is then within a part.
     each = max(PARTS // len(rows), 1)
-    parts = [part for chain in rows for part in np.array_split(chain, min(each, len(chain)))]
+    parts = [block for chain in rows for block in np.array_split(chain, min(each, len(chain)))]
     sizes, sums = (
-        np.array([[len(part)] for part in parts]),
-        np.stack([part.sum(axis=0) for part in parts]),
+        np.array([[len(block)] for block in parts]),
+        np.stack([block.sum(axis=0) for block in parts]),
     )
     total = rows.shape[0] * rows.shape[1]
     without = (sums.sum(axis=0) - sums) / (total - sizes)
-    return found.mean + without - without.mean(axis=0)
+    return estimate.mean + without - without.mean(axis=0)
 
 
 def _of_events(
@@ -479,18 +486,22 @@ def _of_events(
     residuals = np.empty((*one.residuals.shape[:2], len(few)))
     status, method, ratio = list(start.status), list(start.method), start.variance_ratio.copy()
     for k in range(len(few)):
-        own = events.get(k)
+        event = events.get(k)
         # A constant has no runs of its own; its residual is what it is.
-        residuals[..., k] = start.mean[k] if own is None else own.residuals[..., 0]
-        if own is not None:
-            status[k], method[k], ratio[k] = own.status[0], own.method[0], own.variance_ratio[0]
+        residuals[..., k] = start.mean[k] if event is None else event.residuals[..., 0]
+        if event is not None:
+            status[k], method[k], ratio[k] = (
+                event.status[0],
+                event.method[0],
+                event.variance_ratio[0],
+            )
         status[k] = Status.UNSEEN if few[k] and status[k] in TRUSTED else status[k]
         # Every draw is at most the largest value, which many may have: no event is unseen.
         status[k] = Status.PLAIN if status[k] is Status.UNSEEN and not few[k] else status[k]
         status[k] = Status.UNDEFINED if np.isnan(numbers[0, k]) else status[k]
     mean, mcse, mean_plain, mcse_plain, mean_crossfit = numbers
     # A polynomial through five points may do worse than the draws where these hardly gain.
-    worse = (mcse > mcse_plain) | np.array([own is Status.PLAIN for own in status])
+    worse = (mcse > mcse_plain) | np.array([entry is Status.PLAIN for entry in status])
     mean, mcse = np.where(worse, mean_plain, mean), np.where(worse, mcse_plain, mcse)
     for k in np.flatnonzero(worse).tolist():
         status[k] = Status.PLAIN if status[k] in TRUSTED else status[k]
@@ -584,8 +595,8 @@ class Bracket(NamedTuple):
             return cls(
                 ordered, level, known[_about(int(np.searchsorted(known, centre)), len(known))], True
             )
-        apart = SPACINGS / len(ordered)
-        spacing = np.ptp(np.quantile(ordered, np.clip([level - apart, level + apart], 0, 1))) / 2
+        margin = SPACINGS / len(ordered)
+        spacing = np.ptp(np.quantile(ordered, np.clip([level - margin, level + margin], 0, 1))) / 2
         reach = max(REACH * error, spacing) if np.isfinite(error) else spacing
         inside = ordered[np.abs(ordered - centre) <= reach]
         most = np.unique(inside, return_counts=True)[1].max(initial=0)
@@ -617,7 +628,7 @@ class Bracket(NamedTuple):
             return np.polynomial.Polynomial.fit(POINTS, values, degree, domain=[-1, 1])
 
         function, plain, crossfit = (
-            curve(part, CUBIC) for part in (below.mean, below.mean_plain, below.mean_crossfit)
+            curve(means, CUBIC) for means in (below.mean, below.mean_plain, below.mean_crossfit)
         )
         at = self._where(function)
         if at is None:
@@ -632,17 +643,18 @@ class Bracket(NamedTuple):
             # What a polynomial of one degree more moves it by bounds what this one does not follow.
             left, inside = reach * (2.0 if again is None else abs(again - at)), True
         slope /= reach
-        found = centre + reach * at
+        quantile = centre + reach * at
         mcse, mcse_plain = (
             self._in_units(float(np.interp(at, POINTS, errors)), slope)
             for errors in (below.mcse, below.mcse_plain)
         )
         mean_plain, mean_crossfit = (
-            found + (float(function(at)) - float(part(at))) / slope for part in (plain, crossfit)
+            quantile + (float(function(at)) - float(polynomial(at))) / slope
+            for polynomial in (plain, crossfit)
         )
         # Beyond what the noise of five points may do, it is what the polynomial does not follow.
         left = np.sqrt(max(left**2 - mcse**2, 0.0))
-        numbers = (found, float(np.hypot(mcse, left)), mean_plain, mcse_plain, mean_crossfit)
+        numbers = (quantile, float(np.hypot(mcse, left)), mean_plain, mcse_plain, mean_crossfit)
         return Root(
             numbers, int(np.argmin(np.abs(POINTS - at))), bool(inside and left <= mcse), few
         )

@@ -141,24 +141,24 @@ def reweight_prior(
     # controls.
     series = np.concatenate([ratio[..., None], ratio[..., None] * (values - centre)], axis=-1)
     # Rows of indices into the series: 0 is r, or g, and the others are the integrands in order.
-    own = np.arange(1, len(centre) + 1)
-    found, status = _derived(
+    columns = np.arange(1, len(centre) + 1)
+    estimate, status = _derived(
         question,
         series,
         np.append(False, _possible_events(question)),
         Smooth(("log evidence",), np.zeros((1, 1), int), _log),
-        Smooth(names, np.stack([0 * own, own], axis=1), _ratio),
+        Smooth(names, np.stack([0 * columns, columns], axis=1), _ratio),
     )
     # Ratios of heavy tails have an infinite variance, of which no sample variance tells.
     khat = weights_khat(logs)
     if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
         status = Status.HEAVY_TAIL
     return PriorChange(
-        log_evidence_change=float(found.mean[0]) + top,
-        mcse_log_evidence=float(found.mcse[0]),
+        log_evidence_change=float(estimate.mean[0]) + top,
+        mcse_log_evidence=float(estimate.mcse[0]),
         names=names,
-        mean=centre + found.mean[1:],
-        mcse=found.mcse[1:],
+        mean=centre + estimate.mean[1:],
+        mcse=estimate.mcse[1:],
         pareto_khat=khat,
         ess=float(1 / (weight**2).sum()),
         status=status,
@@ -202,22 +202,22 @@ def hyper_derivatives(
     # the error of an unseen event is of unit size
     f, g = values - centre, (g - middle)[..., None] / scale
     p = len(centre)
-    own = np.arange(1, p + 1)
-    found, status = _derived(
+    columns = np.arange(1, p + 1)
+    estimate, status = _derived(
         question,
         # Cov(f, g) = E[fg] − E[f]E[g], a smooth function of three expectations (docs/mathematics.md
         # section 2, functions of expectations).
         np.concatenate([g, f, f * g], axis=-1),
         np.concatenate([[False], _possible_events(question), _possible_events(question)]),
         Smooth(("log evidence",), np.zeros((1, 1), int), _first),
-        Smooth(names, np.stack([0 * own, own, own + p], axis=1), _covariance),
+        Smooth(names, np.stack([0 * columns, columns, columns + p], axis=1), _covariance),
     )
     return Derivatives(
-        log_evidence=float(middle + scale * found.mean[0]),
-        mcse_log_evidence=float(scale * found.mcse[0]),
+        log_evidence=float(middle + scale * estimate.mean[0]),
+        mcse_log_evidence=float(scale * estimate.mcse[0]),
         names=names,
-        mean=scale * found.mean[1:],
-        mcse=scale * found.mcse[1:],
+        mean=scale * estimate.mean[1:],
+        mcse=scale * estimate.mcse[1:],
         status=status,
     )
 
@@ -241,11 +241,11 @@ def _covariance(means: Float[Array, " r"]) -> Float[Array, ""]:
 def _one_value(
     where: str, tree: "xarray.DataTree", name: str, given: Any
 ) -> Float[np.ndarray, "c n"]:
-    found = integrand_values(tree, {name: given})
-    if found.values.shape[-1] != 1:
-        got = f"{found.values.shape[-1]} values a draw"
+    integrand = integrand_values(tree, {name: given})
+    if integrand.values.shape[-1] != 1:
+        got = f"{integrand.values.shape[-1]} values a draw"
         raise InputError(where, f"`{name}` to be one number a draw", got, "Add up its terms.")
-    return found.values[..., 0]
+    return integrand.values[..., 0]
 
 
 def _possible_events(question: Question) -> Bool[np.ndarray, " p"]:
@@ -264,8 +264,8 @@ def _derived(
     """Return functions of the means of series, and the worst of their statuses."""
     names = tuple(map(str, range(series.shape[-1])))
     sample = Sample.of(question.sample.trace, names, series, events, question.sample.states)
-    found = in_float64(estimate_derived)(sample, parts, question.method, question.options)
-    return found, min(found.status, key=WORST_FIRST.index)
+    estimate = in_float64(estimate_derived)(sample, parts, question.method, question.options)
+    return estimate, min(estimate.status, key=WORST_FIRST.index)
 
 
 def _table(names: tuple[str, ...], **columns: np.ndarray) -> "pandas.DataFrame":

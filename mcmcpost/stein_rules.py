@@ -115,9 +115,9 @@ def stein_thinning(
         "Choose at most as many as there are draws.",
         most=trace.draws[..., 0].size,
     )
-    found = in_float64(_thin)(trace, kernel, size)
-    chain, draw = np.divmod(found.indices, trace.draws.shape[1])
-    return ThinnedDraws(chain, draw, found.discrepancy)
+    thinned = in_float64(_thin)(trace, kernel, size)
+    chain, draw = np.divmod(thinned.indices, trace.draws.shape[1])
+    return ThinnedDraws(chain, draw, thinned.discrepancy)
 
 
 def _thin(trace: Trace, kernel: AbstractKernel | None, size: int) -> Any:

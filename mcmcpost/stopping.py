@@ -331,7 +331,7 @@ def until(
     progress: bool,
 ) -> SampledUntil:
     """Return what batches of draws give until the errors are small enough; see `sample_until`."""
-    tree, done, wanted, found = None, 0, 1, NOTHING
+    tree, done, wanted, farthest = None, 0, 1, NOTHING
     estimate: Estimate | None = None
     said: list[warnings.WarningMessage] = []
     with tqdm(
@@ -351,28 +351,28 @@ def until(
                     # Early looks warn of chains that are merely short.
                     # what the last look says of the chains is passed on
                     warnings.simplefilter("always")
-                    found, estimate = look(tree, integrands, method, mcse, relative=relative)
+                    farthest, estimate = look(tree, integrands, method, mcse, relative=relative)
             except KeyboardInterrupt:
                 if tree is None:
                     raise
-                warn(f"sample_until was interrupted: {_how_far(found)}.")
+                warn(f"sample_until was interrupted: {_how_far(farthest)}.")
                 break
-            bar.set_postfix_str(_how_far(found))
+            bar.set_postfix_str(_how_far(farthest))
             # Errors fall as one over the root of the draws: the share of the draws that is done is
             # the inverse square.
             # An aim of 1e-300 is 1e299 times away, whose square is no float.
-            excess = min(found.excess, 1e9)
+            excess = min(farthest.excess, 1e9)
             bar.n = min(100, round(100 / max(excess, 1e-9) ** 2))
             bar.refresh()
             sizes = tree[GROUP].sizes
             # In batches, as `done`: of how many draws a batch has, the tree knows.
             most = max_draws * done // (sizes["chain"] * sizes["draw"])
-            if found.excess <= 1.0 or most <= done:
-                if found.excess > 1.0:
+            if farthest.excess <= 1.0 or most <= done:
+                if farthest.excess > 1.0:
                     cure = "Raise max_draws, or ask for less."
                     warn(
                         f"sample_until: {max_draws:,} draws do not suffice, "
-                        f"{_how_far(found)}. {cure}"
+                        f"{_how_far(farthest)}. {cure}"
                     )
                 break
             # At most as many again: an early error, of few draws, may be far too large.
@@ -384,7 +384,7 @@ def until(
     else:
         for one in said:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
-    return SampledUntil(tree, estimate, found.excess <= 1.0)
+    return SampledUntil(tree, estimate, farthest.excess <= 1.0)
 
 
 class Look(NamedTuple):
@@ -420,11 +420,11 @@ def look(
     # An error that is not known counts as infinite: otherwise a heavy tail that no draw has shown
     # yet would end the run.
     unknown = np.array([status in UNKNOWN for status in estimate.status])
-    asked = np.isfinite(_aims(estimate.names, mcse))
-    excess = np.where(asked, np.where(unknown | np.isnan(excess), np.inf, excess), 0.0)
+    aimed = np.isfinite(_aims(estimate.names, mcse))
+    excess = np.where(aimed, np.where(unknown | np.isnan(excess), np.inf, excess), 0.0)
     # Errors of chains that disagree are too small, and say nothing about how far there is to go.
     if question.convergence.apart:
-        excess = np.where(asked, np.maximum(excess, STUCK), excess)
+        excess = np.where(aimed, np.maximum(excess, STUCK), excess)
     worst = int(np.argmax(excess))
     farthest = Look(
         estimate.names[worst], float(estimate.mcse[worst]), float(aims[worst]), float(excess[worst])
@@ -462,12 +462,12 @@ def _unknown(name: str, names: Sequence[str]) -> InputError:
     return InputError("sample_until", "names of quantities in `mcse`", name, cure)
 
 
-def _how_far(found: Look) -> str:
-    if found is NOTHING:
+def _how_far(farthest: Look) -> str:
+    if farthest is NOTHING:
         return "at the first look"
     return (
-        f"the error of {found.name} is {significant(found.error, 2)}, asked "
-        f"{significant(found.aim, 2)}"
+        f"the error of {farthest.name} is {significant(farthest.error, 2)}, asked "
+        f"{significant(farthest.aim, 2)}"
     )
 
 
@@ -489,6 +489,6 @@ def joined(trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
             )
         else:
             groups[name] = parts[0]
-    found = xarray.DataTree.from_dict(groups)
-    found.attrs = dict(trees[0].attrs)
-    return found
+    merged = xarray.DataTree.from_dict(groups)
+    merged.attrs = dict(trees[0].attrs)
+    return merged

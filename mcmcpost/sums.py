@@ -233,12 +233,12 @@ def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]
     """Return where quantities stand that are named themselves, or by their variable."""
     places: list[int] = []
     for name in names:
-        if not (own := places_named(known, name)):
+        if not (matches := places_named(known, name)):
             cure = (
                 f"{did_you_mean(name, known)}Others have to be summed: moments(tree, integrands)."
             )
             raise InputError("expectation", "names of quantities that were summed", name, cure)
-        places += own
+        places += matches
     return np.array(places)
 
 
@@ -256,8 +256,8 @@ def _features(
 
 def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) -> Features:
     trace = sample.trace
-    some = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
-    problem, values = problem_of(trace, sample.values, some)
+    spaced = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
+    problem, values = problem_of(trace, sample.values, spaced)
     total = layout.chains * layout.draws
     families, labels = (
         method.families(method.coordinates(problem), _train(total))
@@ -281,7 +281,7 @@ def problem_of(
     """Return the problem of some of the draws, in units that other traces have too, and the values
     there, finite."""
     draws, scores, values = (
-        np.asarray(part[:, some]) for part in (trace.draws, trace.scores, values)
+        np.asarray(array[:, some]) for array in (trace.draws, trace.scores, values)
     )
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
     # Powers of two: those of two traces are the same, or twice as large, and rounding does not
@@ -332,9 +332,9 @@ def _cut(tree: "xarray.DataTree", **places: slice) -> "xarray.DataTree":
         if name in ("posterior", GROUP)
     }
     parts = {name: group.isel(places, missing_dims="ignore") for name, group in groups.items()}
-    found = xarray.DataTree.from_dict(parts)
-    found.attrs = dict(tree.attrs)
-    return found
+    kept = xarray.DataTree.from_dict(parts)
+    kept.attrs = dict(tree.attrs)
+    return kept
 
 
 def _arrays_cut(integrands: Any, chains: slice, draws: slice) -> Any:
@@ -399,8 +399,8 @@ class InChunks(NamedTuple):
             fingerprints_of(draws[:, :TELLING].values),
         )
         if start:
-            some = slice(start, None)
-            tree, integrands = _cut(tree, draw=some), _arrays_cut(integrands, slice(None), some)
+            later = slice(start, None)
+            tree, integrands = _cut(tree, draw=later), _arrays_cut(integrands, slice(None), later)
         seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step))
         question = pose(*seen, method, options, whole=tree)
         integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
@@ -437,9 +437,9 @@ class InChunks(NamedTuple):
         for (features, transform), sums in zip(parts, every, strict=True):
             if transform is None:
                 warn_of_not_finite(features.names, sums.missing, size)
-        found = zip(parts, every, strict=True)
+        pairs = zip(parts, every, strict=True)
         return [
-            _with_facts(features, sums, self.question, self.layout) for (features, _), sums in found
+            _with_facts(features, sums, self.question, self.layout) for (features, _), sums in pairs
         ]
 
     def served(self) -> dict[int, Served]:
@@ -451,7 +451,8 @@ class InChunks(NamedTuple):
             return {}
         problem, _ = problem_of(sample.trace, sample.fitted_values, slice(None))
         return {
-            int(sample.columns[own.column]): own for own in in_float64(Served.of)(problem, method)
+            int(sample.columns[function.column]): function
+            for function in in_float64(Served.of)(problem, method)
         }
 
     def probabilities(
@@ -478,10 +479,12 @@ class InChunks(NamedTuple):
         inside = between(sample.values, *sample.trace[:2])
         problem, _ = problem_of(sample.trace, inside, slice(None))
         functions: list[tuple[FunctionsOf, str]] = []
-        for j, own in known.items():
+        for j, function in known.items():
             events = np.flatnonzero((of == j) & ~plain)
-            steps = own.standard(np.stack([lower[events], upper[events]], axis=1) / sample.units[j])
-            functions += own.families([names[i] for i in events], steps)
+            steps = function.standard(
+                np.stack([lower[events], upper[events]], axis=1) / sample.units[j]
+            )
+            functions += function.families([names[i] for i in events], steps)
         served = {name for family, _ in functions for name in family.names}
         linear = zip(*method.families(method.coordinates(problem), _train(total)), strict=True)
         # Events of functions of a quantity need no linear families beside: these would be most of
@@ -492,20 +495,20 @@ class InChunks(NamedTuple):
         for number, named in enumerate(by_kind):
             kept = kind == number
             if kept.any():
-                some = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
+                of_kind = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
                 features = in_units(
-                    problem, named, some, inside[..., kept], np.ones(len(some), bool)
+                    problem, named, of_kind, inside[..., kept], np.ones(len(of_kind), bool)
                 )
-                parts.append((features, Between(*(part[kept] for part in between))))
+                parts.append((features, Between(*(column[kept] for column in between))))
         every = self.moments(parts)
-        found = side_by_side([in_float64(sums.estimate)(options) for sums in every], None)
+        estimate = side_by_side([in_float64(sums.estimate)(options) for sums in every], None)
         missing = np.zeros(len(sample.names))
         for sums in every:
             events = of[[int(name) for name in sums.features.names]]
             np.maximum.at(missing, events, sums.missing)
         warn_of_not_finite(sample.names, missing, total)
-        found = found.select(np.argsort(np.argsort(kind, kind="stable")))
-        return found._replace(names=tuple(sample.names[j] for j in of))
+        estimate = estimate.select(np.argsort(np.argsort(kind, kind="stable")))
+        return estimate._replace(names=tuple(sample.names[j] for j in of))
 
     def expectation(self) -> Estimate:
         """Return the expectations of what the question is about."""
@@ -538,8 +541,8 @@ class InChunks(NamedTuple):
         warn_of_not_finite(
             sample.names, sums.missing[: len(sample.names)], self.layout.chains * self.layout.draws
         )
-        found = in_float64(derived_of_sums)(sums, [standard.pairs.smooth], question.options)
-        return rescaled(found, standard.pairs.unit(kind, standard.sd))
+        estimate = in_float64(derived_of_sums)(sums, [standard.pairs.smooth], question.options)
+        return rescaled(estimate, standard.pairs.unit(kind, standard.sd))
 
 
 class Standard(NamedTuple):
@@ -580,8 +583,10 @@ class Between(NamedTuple):
         self, values: Float[np.ndarray, "*b p"], draws: np.ndarray, scores: np.ndarray
     ) -> Float[np.ndarray, "*b q"]:
         del draws, scores
-        own = values[..., self.column]
-        return np.where(np.isfinite(own), (own > self.lower) & (own <= self.upper), np.nan)
+        quantity = values[..., self.column]
+        return np.where(
+            np.isfinite(quantity), (quantity > self.lower) & (quantity <= self.upper), np.nan
+        )
 
 
 def _over_chunks(
@@ -632,7 +637,7 @@ def _over_chunks(
 
 def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
     """Return the sums over some chunks; each part has those of all quantities over one."""
-    return [reduce(add, own) for own in zip(*parts, strict=True)]
+    return [reduce(add, sums) for sums in zip(*parts, strict=True)]
 
 
 def _blocks_of(
@@ -643,7 +648,7 @@ def _blocks_of(
     import dask
 
     sizes = {"chain": tuple(chains), "draw": tuple(lengths)}
-    places = {dim: slices_of(own) for dim, own in sizes.items()}
+    places = {dim: slices_of(chunks) for dim, chunks in sizes.items()}
     # Reading, joining and casting become one task.
     arrays = dask.optimize(
         *(

@@ -238,7 +238,10 @@ def reduce(
 
         # Everything that was typed is parsed before a file is opened: a misspelt expression must
         # not cost a run.
-        asked, chosen = Asked(parse_expressions(expect or []), var_names, filter_vars), method.value
+        selection, chosen = (
+            Asked(parse_expressions(expect or []), var_names, filter_vars),
+            method.value,
+        )
         probabilities = check_probabilities(quantile) if quantile else None
         beyond = Beyond(
             probabilities,
@@ -252,7 +255,7 @@ def reduce(
         # Of a model file names and shapes are known from an abstract run: what is asked is tried on
         # it before sampling.
         def ask(example: "xarray.DataTree") -> None:
-            named_scalars(example, posterior_variables(example), asked)
+            named_scalars(example, posterior_variables(example), selection)
 
         # CmdStan's two kinds of files are told apart by their columns.
         beside, option = diagnostics or [], options.with_data(option, data)
@@ -282,11 +285,11 @@ def reduce(
                 for files in (zip(sources, beside, strict=True) if beside else zip(sources))
             ]
             tree = sum_traces(
-                traces, None, asked, chosen, model, option, allow_bad_scores
+                traces, None, selection, chosen, model, option, allow_bad_scores
             ).to_datatree()
-            asked, chosen = Asked({}, None, None), options.MethodName.AUTO.value
+            selection, chosen = Asked({}, None, None), options.MethodName.AUTO.value
         with keeping(sources[0], lambda: tree):
-            reduced = reduce_tree(tree, asked, beyond, chosen, allow_bad_scores)
+            reduced = reduce_tree(tree, selection, beyond, chosen, allow_bad_scores)
             if as_json:
                 _print_json(
                     {
@@ -339,7 +342,7 @@ def moments(
         from mcmcpost.app.info import size_of, size_text
         from mcmcpost.app.quantities import Asked
 
-        asked = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
         check_output(output)
         # The same draws twice would halve the variance of every error.
         check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
@@ -347,7 +350,7 @@ def moments(
         total = sum_traces(
             [[source] for source in sources],
             append,
-            asked,
+            selection,
             method.value,
             model,
             chosen,
@@ -466,7 +469,7 @@ def evidence(
             "exchange": exchange,
         }
         choice = None if method is None else method.value
-        option, found = options.with_data(option, data), {}
+        option, evidences = options.with_data(option, data), {}
         with ExitStack() as stack:
             # A stored evidence is shown as it is, unless an option asks for what it does not hold.
             again = path is not None or choice is not None or allow_bad_scores
@@ -489,17 +492,17 @@ def evidence(
                     seed=seed,
                     allow_bad_scores=allow_bad_scores,
                 )
-                found[str(source.path)] = estimate
-            comparison = compare(found)
+                evidences[str(source.path)] = estimate
+            comparison = compare(evidences)
             if as_json:
-                records = [{"source": name} | e.to_json_dict() for name, e in found.items()]
+                records = [{"source": name} | e.to_json_dict() for name, e in evidences.items()]
                 table = None if comparison is None else comparison.to_dataframe().reset_index()
                 _print_json(
                     {"evidence": records}
                     | ({} if table is None else {"comparison": table.to_dict("records")})
                 )
             else:
-                texts = [evidence_text(name, e) for name, e in found.items()]
+                texts = [evidence_text(name, e) for name, e in evidences.items()]
                 print(
                     "\n\n".join(
                         [*texts, *([comparison_text(comparison)] if comparison is not None else [])]

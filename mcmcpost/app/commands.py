@@ -160,12 +160,12 @@ def _say_influential(elpd: Estimate) -> None:
 
 
 def _of_sums(
-    sums: TraceMoments, asked: Asked, method: str, more: bool, allow_bad_scores: bool
+    sums: TraceMoments, selection: Asked, method: str, more: bool, allow_bad_scores: bool
 ) -> Estimate:
     """Return the expectations of the quantities that were summed; more : whether more than means is
     asked for."""
     # Quantiles, and functions that were not summed, need the draws themselves.
-    if asked.expressions or more:
+    if selection.expressions or more:
         got = "more, as --expect, --quantile, --ci, --spread or --elpd"
         cure = "Ask the trace, or sum what is wanted: mcmcpost moments --expect."
         raise InputError("reduce", "of a file of sums means of what was summed", got, cure)
@@ -179,7 +179,7 @@ def _of_sums(
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
     with phase("control variates"):
         return mcmcpost.expectation(
-            sums, None if asked.names is None else chosen_names(variables, asked), method
+            sums, None if selection.names is None else chosen_names(variables, selection), method
         )
 
 
@@ -222,10 +222,10 @@ def sum_traces(
         say_left_out(variables)
         integrands = where_they_are(tree, variables, asked)
         with phase(f"sums over {source[0]}"):
-            own = mcmcpost.moments(
+            added = mcmcpost.moments(
                 tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores
             )
-        total = own if total is None else total + own
+        total = added if total is None else total + added
     assert total is not None
     return total
 
@@ -233,8 +233,8 @@ def sum_traces(
 def say_worth(estimate: Estimate, seconds: float) -> None:
     """Say what a reduction that took so long is worth, where the trace records the time of its
     sampling."""
-    if worth := estimate.info.get("worth"):
-        say("note", f"{worth} This reduction took {duration(seconds)}.")
+    if sentence := estimate.info.get("worth"):
+        say("note", f"{sentence} This reduction took {duration(seconds)}.")
 
 
 def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
@@ -358,20 +358,20 @@ def open_sources(
     # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
     # were not taken. Proposals of a bridge have a seed, and its model has options.
     if trees and not with_ladder and not any(map(is_model_file, paths)):
-        own = {
+        adjusted = {
             "option": None if traces else options or None,
             "seed": None if traces else given["seed"],
         }
         if traces:
             cure = "Drop them, or add --ladder to sample one from the trace."
-            refuse_sampling("evidence", traces[0], "trace", {**given, **own}, cure)
+            refuse_sampling("evidence", traces[0], "trace", {**given, **adjusted}, cure)
         else:
             first = next(iter(trees))
             refuse_sampling(
                 "evidence",
                 first,
                 "stored evidence" if first in stored else "ladder",
-                {**given, **own},
+                {**given, **adjusted},
             )
     settings = settings_of(given, LADDER)
     if with_ladder:
@@ -405,11 +405,11 @@ def source_evidence(
     """Return the evidence of a ladder; of a trace, by bridges; of a sampled ladder, by both; or the
     stored one."""
     if source.stored:
-        found = stored_evidence(f"evidence: {source.path}", source.tree)
+        evidence = stored_evidence(f"evidence: {source.path}", source.tree)
         # What the estimate warned of when it was made is stored with it, and said again.
-        for text in (*found.complaints, *disagreements(found)):
+        for text in (*evidence.complaints, *disagreements(evidence)):
             say("warning", f"{source.path}: {text}")
-        return found
+        return evidence
     file = source.path if is_model_file(source.path) else source.model
     if file is None:
         with phase("ladder"):
@@ -662,14 +662,16 @@ def report_facts(
     if (posterior := contents.posterior) is not None:
         say_worth(posterior.estimate, took)
         estimates = [
-            part
-            for part in (posterior.estimate, posterior.quantiles, posterior.intervals)
-            if part is not None
+            estimate
+            for estimate in (posterior.estimate, posterior.quantiles, posterior.intervals)
+            if estimate is not None
         ]
         facts |= {
             "score_check": posterior.check.verdict,
             "divergences": posterior.divergences,
-            "quantities": [q for part in estimates for q in part.to_json_dict()["quantities"]],
+            "quantities": [
+                q for estimate in estimates for q in estimate.to_json_dict()["quantities"]
+            ],
         }
     if evidence is not None:
         facts["evidence"] = evidence.to_json_dict()

@@ -127,12 +127,16 @@ def groups_of(
     by_variable: dict[str, list[dict[str, str]]] = {}
     for row in rows:
         by_variable.setdefault(variable_of(row["name"]), []).append(row)
-    large = {name: own for name, own in by_variable.items() if len(own) > FOLDED_ROWS}
+    large = {
+        name: elements for name, elements in by_variable.items() if len(elements) > FOLDED_ROWS
+    }
     # Scalars first: scales and hyper-parameters are what is read, elements are looked up.
-    others = [row for name, own in by_variable.items() if name not in large for row in own]
+    others = [
+        row for name, elements in by_variable.items() if name not in large for row in elements
+    ]
     folded = [
-        Group(f"{name}: {number_of_quantities(len(own))}", note(own), own)
-        for name, own in large.items()
+        Group(f"{name}: {number_of_quantities(len(elements))}", note(elements), elements)
+        for name, elements in large.items()
     ]
     return [*([Group("", "", others)] if others else []), *folded]
 
@@ -173,11 +177,11 @@ def request(contents: Contents) -> str:
     if contents.posterior is not None:
         (chains, draws), p = contents.posterior.size, contents.posterior.values.shape[-1]
         means = "the posterior mean" if p == 1 else "the posterior means"
-        asked = [means]
-        asked += ["the quantiles"] if contents.posterior.quantiles is not None else []
-        asked += ["the intervals"] if contents.posterior.intervals is not None else []
+        kinds = [means]
+        kinds += ["the quantiles"] if contents.posterior.quantiles is not None else []
+        kinds += ["the intervals"] if contents.posterior.intervals is not None else []
         # A sentence as one would write it: "a, b and c".
-        listed = " and ".join([", ".join(asked[:-1]), asked[-1]] if asked[1:] else asked)
+        listed = " and ".join([", ".join(kinds[:-1]), kinds[-1]] if kinds[1:] else kinds)
         wanted.append(
             f"{listed} of {number_of_quantities(p)}, from {number_of_draws(chains, draws)}"
         )
@@ -189,21 +193,23 @@ def request(contents: Contents) -> str:
 
 def answers(contents: Contents) -> list[str]:
     """Return the log evidence, and what became of the quantities, each in a few words."""
-    found = []
+    sentences = []
     if contents.evidence is not None:
         evidence = contents.evidence.evidence
         value = digits_of(evidence.value, evidence.error)
         how = f"{evidence.method}, {evidence.status}"
-        found.append(
+        sentences.append(
             f"The log evidence is {value} ± {significant(evidence.error, 2)} nats ({how})."
         )
     if contents.posterior is not None:
-        found.append(headline(contents.posterior.estimate.status, contents.posterior.estimate.gain))
+        sentences.append(
+            headline(contents.posterior.estimate.status, contents.posterior.estimate.gain)
+        )
     if contents.joint is not None:
-        status = tuple(own for part in contents.joint.values() for own in part.status)
-        gain = np.concatenate([part.gain for part in contents.joint.values()])
-        found.append(f"Related tasks, {headline(status, gain)}")
-    return found
+        status = tuple(entry for estimate in contents.joint.values() for entry in estimate.status)
+        gain = np.concatenate([estimate.gain for estimate in contents.joint.values()])
+        sentences.append(f"Related tasks, {headline(status, gain)}")
+    return sentences
 
 
 def listing(names: Sequence[str]) -> str:
@@ -251,14 +257,16 @@ def _some(names: Sequence[str]) -> str:
 
 def shortfalls(estimate: Estimate) -> list[str]:
     """Return a sentence for each reason for which quantities did not gain."""
-    found = []
+    sentences = []
     for status, reason in WITHOUT_GAIN_BECAUSE.items():
         names = [
-            name for name, own in zip(estimate.names, estimate.status, strict=True) if own is status
+            name
+            for name, entry in zip(estimate.names, estimate.status, strict=True)
+            if entry is status
         ]
         if names:
-            found.append(f"Without a gain, because {reason}: {_some(names)}.")
-    return found
+            sentences.append(f"Without a gain, because {reason}: {_some(names)}.")
+    return sentences
 
 
 def gain_text(estimate: Estimate, j: int) -> str:
@@ -274,12 +282,14 @@ def convergence_rows(
     from arviz_stats.base import array_stats
 
     rhat, bulk, tail = np.empty((3, len(names)))
-    for some in in_blocks(len(names), values.shape[0] * values.shape[1]):  # ranks are copies
-        own = values[..., some]
+    for block in in_blocks(len(names), values.shape[0] * values.shape[1]):  # ranks are copies
+        series = values[..., block]
         with np.errstate(all="ignore"):
-            rhat[some] = rank_rhat(own)
-            bulk[some] = array_stats.ess(own, chain_axis=0, draw_axis=1, method="bulk")
-            tail[some] = array_stats.ess(own, chain_axis=0, draw_axis=1, method="tail", prob=TAIL)
+            rhat[block] = rank_rhat(series)
+            bulk[block] = array_stats.ess(series, chain_axis=0, draw_axis=1, method="bulk")
+            tail[block] = array_stats.ess(
+                series, chain_axis=0, draw_axis=1, method="tail", prob=TAIL
+            )
     return [
         {
             "name": name,
@@ -363,9 +373,9 @@ def _with_next(value: float) -> str:
 def joint_rows(joint: JointEstimate) -> list[dict[str, str]]:
     """Return one row of text per integrand of every task."""
     return [
-        row | {"name": task if len(part.names) == 1 else f"{task}: {row['name']}"}
-        for task, part in joint.items()
-        for row in estimate_rows(part)
+        row | {"name": task if len(estimate.names) == 1 else f"{task}: {row['name']}"}
+        for task, estimate in joint.items()
+        for row in estimate_rows(estimate)
     ]
 
 

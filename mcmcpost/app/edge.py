@@ -136,10 +136,10 @@ def usage_fault(error: BaseException) -> str | None:
         return None
     # a prefix of the parser that says nothing
     text = error.format_message().replace("Value error, ", "").rstrip(".")
-    value, found, choices = text.partition(" is not one of ")
+    value, separator, choices = text.partition(" is not one of ")
     question = (
         did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices))
-        if found
+        if separator
         else ""
     )
     end = "" if text.endswith("?") else "."
@@ -180,9 +180,9 @@ def model_file_fault(error: BaseException) -> str | None:
         return None
     code = place.tb_frame.f_code
     # What an author raises on purpose says what is wrong; what NumPy raises there does not.
-    own = place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno)
+    deliberate = place.tb_next is None and _is_raised_at(Path(code.co_filename), place.tb_lineno)
     where = f"Model file {code.co_filename}, line {place.tb_lineno}"
-    if own and str(error) and not isinstance(error, KeyError):
+    if deliberate and str(error) and not isinstance(error, KeyError):
         return f"{where}: {error}"
     said = _gist(error) or linecache.getline(code.co_filename, place.tb_lineno).strip()
     cure = _CURES.get(type(error).__name__, "Set MCMCPOST_DEBUG=1 to see the traceback.")

@@ -75,9 +75,9 @@ def index_of(node: ast.Subscript) -> tuple[int, ...] | None:
     """Return the integers of the index ``value[i, j]``, or None if it contains anything else."""
     parts = node.slice.elts if isinstance(node.slice, ast.Tuple) else [node.slice]
     indices = []
-    for part in parts:
-        negative = isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub)
-        number = part.operand if isinstance(part, ast.UnaryOp) and negative else part
+    for element in parts:
+        negative = isinstance(element, ast.UnaryOp) and isinstance(element.op, ast.USub)
+        number = element.operand if isinstance(element, ast.UnaryOp) and negative else element
         # `type … is` and not `isinstance`: True is an int.
         if not isinstance(number, ast.Constant) or type(number.value) is not int:
             return None
@@ -269,7 +269,7 @@ def parse_expression(text: str) -> tuple[str, Expression]:
         the position.
     """
     # "a == b" has no name: its body would begin with the second sign.
-    name, separator, body = (part.strip() for part in text.partition("="))
+    name, separator, body = (side.strip() for side in text.partition("="))
     if not separator or not _NAME.fullmatch(name) or body.startswith("=") or not body:
         raise InputError(
             "Expression", "NAME=EXPRESSION", repr(text), 'For example --expect "ratio=a / b".'

@@ -83,9 +83,13 @@ def _convergence(tree: "xarray.DataTree", trace: "xarray.DataTree") -> dict[str,
     """Return the R-hat of a trace, and the divergences of the tree that it is of: of a ladder those
     of all rungs."""
     parts = posterior_variables(trace).scalars() if "posterior" in trace.children else ()
-    found = check_convergence(trace, parts)
+    convergence = check_convergence(trace, parts)
     divergences = check_convergence(tree, ()).recorded_divergences
-    return {"max_rhat": found.max_rhat, "worst": found.worst, "divergences": divergences}
+    return {
+        "max_rhat": convergence.max_rhat,
+        "worst": convergence.worst,
+        "divergences": divergences,
+    }
 
 
 def _weights(
@@ -126,9 +130,9 @@ def _scores(trace: "xarray.DataTree") -> dict[str, Any]:
     check = check_scores(arrays, recorded_log_density(trace, arrays))
     z = mcmcpost.score_diagnostics(trace).filter(like="stein_z").abs()
     worst = {
-        name: {"z": float(own.max()), "parameter": str(own.idxmax())}
-        for name, own in z.items()
-        if own.notna().any()
+        name: {"z": float(column.max()), "parameter": str(column.idxmax())}
+        for name, column in z.items()
+        if column.notna().any()
     }
     facts = {"parameters": arrays.draws.shape[-1], "check": check.verdict, "message": check.message}
     return facts | {"stein": worst}
@@ -172,12 +176,12 @@ def _variables(node: "xarray.DataTree") -> dict[str, dict[str, Any]]:
 
 def size_of(sums: TraceMoments) -> dict[str, int]:
     """Return how many draws were summed, and of what."""
-    own = sums.features
+    features = sums.features
     return {
         "chains": sums.num_chains,
         "draws": sums.num_draws,
-        "quantities": len(own.names),
-        "controls": own.size - 1,
+        "quantities": len(features.names),
+        "controls": features.size - 1,
     }
 
 

@@ -279,7 +279,7 @@ def parse_options(texts: list[str]) -> dict[str, object]:
     others stay text."""
     options: dict[str, object] = {}
     for text in texts:
-        name, separator, value = (part.strip() for part in text.partition("="))
+        name, separator, value = (side.strip() for side in text.partition("="))
         if not separator or not name.isidentifier() or name in options:
             raise InputError(
                 "Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan."

@@ -179,12 +179,12 @@ def _describe(root: ElementTree.Element, key: str, title: str, description: str)
     for name in ("width", "height"):
         del root.attrib[name]
     for place, (tag, text) in enumerate((("title", title), ("desc", description))):
-        part = ElementTree.Element(
+        element = ElementTree.Element(
             f"{{{SVG}}}{tag}", {"id": f"{key}-{'title' if tag == 'title' else 'description'}"}
         )
-        part.text = text
+        element.text = text
         # First children, where screen readers look for the title.
-        root.insert(place, part)
+        root.insert(place, element)
 
 
 MOST_ROWS = 60
@@ -352,8 +352,8 @@ def render(contents: Contents) -> str:
         posterior = posterior.listed()
         estimates = groups_of(estimate_rows(posterior.estimate), estimates_note)
         quantiles, intervals = (
-            [] if part is None else groups_of(listed_rows(part), estimates_note)
-            for part in (posterior.quantiles, posterior.intervals)
+            [] if estimate is None else groups_of(listed_rows(estimate), estimates_note)
+            for estimate in (posterior.quantiles, posterior.intervals)
         )
         groups += [*estimates, *quantiles, *intervals]
         facts |= {
@@ -518,7 +518,7 @@ def html_report(
     check_kind(where, "asked", asked, (Mapping, None), "Pass {label: text}.")
     levels = check_probabilities(quantiles) if np.size(quantiles) else None
     interval = resolve_interval(where, ci_prob, ci_kind)
-    as_names(where, "asked", [part for pair in (asked or {}).items() for part in pair])
+    as_names(where, "asked", [entry for pair in (asked or {}).items() for entry in pair])
     # Before the reduction, which may take minutes.
     place = None if path is None else check_destination(path, overwrite)
     subject = (
@@ -651,7 +651,7 @@ def gather(
         ]
     if joint is not None:
         lines["Related tasks"] = ", ".join(joint)
-    found = (
+    tables = (
         None
         if evidence is None
         else EvidencePart(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
@@ -662,7 +662,7 @@ def gather(
         asked=lines | dict(asked or {}),
         provenance=_provenance(None if subject is None else subject.tree, command),
         posterior=posterior,
-        evidence=found,
+        evidence=tables,
         joint=joint,
     )
 

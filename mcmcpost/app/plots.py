@@ -323,7 +323,10 @@ def _of_names(where: str, dist: Distribution, names: Sequence[str]) -> Distribut
             )
             raise InputError(where, "`var_names` of the distribution", name, cure)
     chosen = [
-        j for name in names for j, own in enumerate(dist.names) if name in (own, variable_of(own))
+        j
+        for name in names
+        for j, quantity in enumerate(dist.names)
+        if name in (quantity, variable_of(quantity))
     ]
     places = list(dict.fromkeys(chosen))
     kept, place = np.unique(dist.place[places], return_inverse=True)
@@ -650,9 +653,9 @@ def _draw_means(canvas: Canvas, evidence: Evidence) -> None:
         canvas.legend(LOWER_RIGHT)
 
 
-def _draw_barrier(canvas: Canvas, evidence: Evidence, found: PathDiagnostics) -> None:
+def _draw_barrier(canvas: Canvas, evidence: Evidence, diagnostics: PathDiagnostics) -> None:
     power = _temperature_axis(canvas, evidence)
-    barrier, t = found.barrier, evidence.temperatures[evidence.used]
+    barrier, t = diagnostics.barrier, evidence.temperatures[evidence.used]
     # Zero where both ends are one distribution.
     total = barrier.total or 1.0
     label = f"barrier up to t, of {significant(barrier.total, 2)}"
@@ -660,7 +663,7 @@ def _draw_barrier(canvas: Canvas, evidence: Evidence, found: PathDiagnostics) ->
         barrier.temperatures**power, barrier.cumulative / total, CONTROLLED, label=label, width=1.5
     )
     overlap = np.full(len(t) - 1, np.nan) if evidence.pooled is None else evidence.pooled.overlap
-    rates = zip(overlap, found.rejection, strict=True)
+    rates = zip(overlap, diagnostics.rejection, strict=True)
     facts = [
         f", with the next: overlap {significant(o, 2)}, rejection {significant(r, 2)}"
         for o, r in rates
@@ -670,10 +673,10 @@ def _draw_barrier(canvas: Canvas, evidence: Evidence, found: PathDiagnostics) ->
     canvas.points(t**power, height, Series("rungs", CONTROLLED, CIRCLE), hover)
     hover = [
         f"t = {significant(x, 3)}: {share:.0%} of the variance"
-        for x, share in zip(t, found.error_share, strict=True)
+        for x, share in zip(t, diagnostics.error_share, strict=True)
     ]
     canvas.points(
-        t**power, found.error_share, Series("share of the variance", PLAIN, SQUARE), hover
+        t**power, diagnostics.error_share, Series("share of the variance", PLAIN, SQUARE), hover
     )
     canvas.y_axis("share")
     canvas.legend()
@@ -685,16 +688,16 @@ TAILS = (0.001, 0.999)
 """Quantiles between which the overlap is drawn; a far tail would leave no room for the rest."""
 
 
-def _draw_overlap(canvas: Canvas, found: BridgeOverlap) -> None:
+def _draw_overlap(canvas: Canvas, overlap: BridgeOverlap) -> None:
     """Draw the outlines of four histograms; far tails are added to the last bins."""
-    every = np.concatenate([*found.at_draws, *found.at_proposals])
+    every = np.concatenate([*overlap.at_draws, *overlap.at_proposals])
     # −∞ at proposals outside the support.
     low, high = np.quantile(every[np.isfinite(every)], TAILS)
     # An exact fit has one value at every draw, and bins without a width have no density.
     edges = np.linspace(low, max(high, low + 1e-9), NUM_BINS + 1)
     for sets, color, label in (
-        (found.at_draws, CONTROLLED, "draws of the posterior"),
-        (found.at_proposals, PLAIN, "draws of the fitted density"),
+        (overlap.at_draws, CONTROLLED, "draws of the posterior"),
+        (overlap.at_proposals, PLAIN, "draws of the fitted density"),
     ):
         for half, (values, style) in enumerate(zip(sets, (SOLID, DASHED), strict=True)):
             density = np.histogram(np.clip(values, low, high), edges)[0] / (

@@ -189,8 +189,8 @@ def named_scalars(
     chosen = chosen_names(list(known), asked)
     scalars: dict[str, np.ndarray] = {}
     for name in (name for name in chosen if name in variables.usable):
-        part = variables.elements_of(name)
-        _add(scalars, part.names, np.moveaxis(part.values, -1, 0))
+        elements = variables.elements_of(name)
+        _add(scalars, elements.names, np.moveaxis(elements.values, -1, 0))
     kept = {name: known[name] for name in chosen if name not in variables.usable}
     for arrays in (kept, evaluate_expressions(known, asked.expressions, known.numbered)):
         for name, array in arrays.items():
@@ -227,7 +227,7 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
     wanted = list(asked.names)
     if exact:  # "mu,sigma" are two names, where no variable has that one
         parts = ([name] if name in known else name.split(",") for name in wanted)
-        wanted = [part.strip() for some in parts for part in some if part.strip()]
+        wanted = [entry.strip() for listed in parts for entry in listed if entry.strip()]
     for name in (given.removeprefix("~") for given in wanted if exact):
         if name not in known:
             raise InputError(where, "names of variables", name, did_you_mean(name, known) + cure)
@@ -236,16 +236,16 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
     names = xarray.Dataset({name: (("chain", "draw"), np.zeros((1, 1))) for name in known})
     tree = xarray.DataTree.from_dict({"posterior": names})
     try:
-        found = arviz_base.extract(
+        extracted = arviz_base.extract(
             tree, var_names=wanted, filter_vars=asked.filter_vars, combined=False, keep_dataset=True
         )
     except re.error as error:
         raise InputError(
             where, "regular expressions", f"{error.pattern!r}: {error}", cure
         ) from error
-    if not found.data_vars:
+    if not extracted.data_vars:
         raise InputError(where, "what some variable has in its name", ", ".join(wanted), cure)
-    return [str(name) for name in found.data_vars]
+    return [str(name) for name in extracted.data_vars]
 
 
 def say_left_out(variables: PosteriorVariables) -> None:

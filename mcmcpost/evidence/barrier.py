@@ -108,8 +108,8 @@ def path_barrier(
 
 def ladder_barrier(ladder: Ladder) -> Barrier:
     """Return the barrier of a ladder from all draws of its usable rungs."""
-    part = ladder.select(np.flatnonzero(examine_rungs(ladder).usable))
-    levels, values = jax.device_put((part.temperatures, part.log_likelihood.reshape(-1)))
+    usable = ladder.select(np.flatnonzero(examine_rungs(ladder).usable))
+    levels, values = jax.device_put((usable.temperatures, usable.log_likelihood.reshape(-1)))
     if len(levels) < 2:
         raise InputError(
             "barrier_ladder",
@@ -120,12 +120,12 @@ def ladder_barrier(ladder: Ladder) -> Barrier:
     # MBAR's mixture over all rungs (docs/mathematics.md section 3) weighs every draw to every
     # temperature, so that Λ needs no draws at the 129 points themselves.
     sizes = jnp.full(len(levels), float(len(values) // len(levels)))
-    start = jax.device_put(np.concatenate([[0.0], np.cumsum(stepping_stones(part))]))
+    start = jax.device_put(np.concatenate([[0.0], np.cumsum(stepping_stones(usable))]))
     energies = jax.jit(solve_free_energies)(
         levels, values, jnp.ones_like(values), sizes, start
     ).values
     mixture = np.asarray(log_mixture(levels, values, sizes, energies))
-    return path_barrier(np.asarray(values), mixture, power=part.power)
+    return path_barrier(np.asarray(values), mixture, power=usable.power)
 
 
 def _half_gini(values: Float[np.ndarray, " n"], weights: Float[np.ndarray, " n"]) -> float:

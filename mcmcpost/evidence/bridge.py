@@ -65,11 +65,11 @@ def checked_density(
     def density(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         # Full blocks: the numbers of draws and of proposals differ, and each would compile a
         # program of its own.
-        found = map_rows(
+        values = map_rows(
             logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities"
         )
-        tell_single(where, found)
-        return check_values(where, found.astype(float), points)
+        tell_single(where, values)
+        return check_values(where, values.astype(float), points)
 
     return density
 
@@ -279,7 +279,7 @@ def evaluate_halves(
     # A density fitted to the draws that it is bridged to lies too near to them, and the bridge
     # would be biased; hence each half is bridged to a fit of the other.
     one, other = (_part(points, weights, rows) for rows in half_rows(points.shape[1], weights))
-    found = []
+    halves = []
     for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
         fitted = equal_rows(fit.draws, fit.weights)
         warp = (
@@ -289,8 +289,8 @@ def evaluate_halves(
         )
         number = num_proposals or use.draws.size // d
         at_draws = None if known is None else known[:, use.rows].reshape(-1)
-        found.append(_evaluate(density, use, warp, k, number, at_draws, symmetric=symmetric))
-    return found
+        halves.append(_evaluate(density, use, warp, k, number, at_draws, symmetric=symmetric))
+    return halves
 
 
 def refit_halves(
@@ -310,16 +310,16 @@ def refit_halves(
     halves : of bent maps, with mirror images, which are proposals as well. num_proposals : new
         ones, for each half.
     """
-    found = []
+    refitted = []
     for half, fit, k in zip(halves, halves[::-1], jax.random.split(key), strict=True):
         pool, ess = _pooled(half, fit)
         at_draws, _ = half.split(half.log_ratio + half.warp.log_density(half.standard))
         use = _Part(half.draws, half.rows, half.weights, half.ess)
         warp = fit_warp(WHERE, pool, names, ess)
-        found.append(
+        refitted.append(
             _evaluate(density, use, warp, k, num_proposals, at_draws.reshape(-1), symmetric=False)
         )
-    return found
+    return refitted
 
 
 def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
@@ -393,8 +393,8 @@ class _Part(NamedTuple):
 
 
 def _part(points: Float[np.ndarray, "c n d"], weights: Weights | None, rows: slice) -> _Part:
-    own = None if weights is None else weights.select(rows)
-    return _Part(points[:, rows], rows, own, median_ess(points[:, rows], own))
+    row_weights = None if weights is None else weights.select(rows)
+    return _Part(points[:, rows], rows, row_weights, median_ess(points[:, rows], row_weights))
 
 
 def half_rows(num_draws: int, weights: Weights | None) -> tuple[slice, slice]:
@@ -420,9 +420,9 @@ def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, to the symmetrised density or to the
     density itself."""
     name = "warp-III" if symmetric else "fitted"
-    found = combine([_solve(half, symmetric) for half in halves], halves)
-    return found._replace(
-        method=f"bridge ({name})", info=found.info | overlap_khats(halves, symmetric=symmetric)
+    estimate = combine([_solve(half, symmetric) for half in halves], halves)
+    return estimate._replace(
+        method=f"bridge ({name})", info=estimate.info | overlap_khats(halves, symmetric=symmetric)
     )
 
 
@@ -441,11 +441,11 @@ def controlled_bridge(
     """
     # The plain root serves as Z₀ of docs/mathematics.md section 3, "From the posterior alone": the
     # identity holds for every Z₀, so that its error enters to second order only.
-    found = [
+    bridges = [
         _control(half, _solve(half, symmetric=False), scores[:, half.rows], method)
         for half in halves
     ]
-    both = combine(found, halves)
+    both = combine(bridges, halves)
     return both._replace(
         method="bridge (controlled)", info=both.info | overlap_khats(halves, symmetric=False)
     )
@@ -466,23 +466,25 @@ def _control(
     proposed, drawn = _terms(at_draws, at_proposals, half.ess, bridge.value)
     z, g = half.split(half.standard)
     trace = make_trace(z, pulled_scores(half, scores))._replace(weights=half.weights)
-    found = estimate_expectations(Sample.of(trace, ("term",), drawn[..., None]), method, Options())
+    estimate = estimate_expectations(
+        Sample.of(trace, ("term",), drawn[..., None]), method, Options()
+    )
     # Not by `method`: its error allows for autocorrelation and for tails that chains have not
     # visited, so that of independent proposals it refused gains in variance of a third.
     over_proposals = normal_mean(g, proposed)
-    means = np.array([float(found.mean[0]), over_proposals.value])
+    means = np.array([float(estimate.mean[0]), over_proposals.value])
     # f₁ and f₂ are positive, but a controlled mean need not be where the densities hardly overlap,
     # and it has no logarithm then.
     if not (means > 0).all():
         return bridge
-    errors = np.array([float(found.mcse[0]), over_proposals.mcse]) / means
+    errors = np.array([float(estimate.mcse[0]), over_proposals.mcse]) / means
     return bridge._replace(
         # log Z = log Z₀ + log E_g[f₁] − log E_p[f₂]; the two sides share no draw, so that their
         # errors add in squares.
         value=bridge.value + float(np.log(means[1] / means[0])),
         mcse=float(np.hypot(*errors)),
         drawn_error=float(errors[0]),
-        controls=(found.method[0], over_proposals.control),
+        controls=(estimate.method[0], over_proposals.control),
     )
 
 
@@ -521,7 +523,7 @@ def normal_mean(standard: Float[np.ndarray, "m d"], values: Float[np.ndarray, " 
         if size <= min(MOST_POLYNOMIALS, m // PROPOSALS_PER_POLYNOMIAL)
     )
     best, control = values - values.mean(), PlainMean().label
-    least, found = float(best @ best), values
+    least, residuals = float(best @ best), values
     if degree == 0 or not least > 0:
         return NormalMean(float(values.mean()), float(np.sqrt(least) / m), control)
     exponents = polynomial_exponents(d, degree)
@@ -531,19 +533,19 @@ def normal_mean(standard: Float[np.ndarray, "m d"], values: Float[np.ndarray, " 
     sides = [rows[fold].T @ values[fold] for fold in folds]
     for k in range(1, degree + 1):
         # Monomials are ordered by degree: those up to k are the first ones.
-        some = slice(num_polynomial_features(d, k) + 1)
+        columns = slice(num_polynomial_features(d, k) + 1)
         left = np.empty(m)
         for fold, gram, side in zip(folds, grams, sides, strict=True):
-            others, of_others = (sum(grams) - gram)[some, some], (sum(sides) - side)[some]
+            others, of_others = (sum(grams) - gram)[columns, columns], (sum(sides) - side)[columns]
             # Polynomials of norm one under the normal: the ridge is far below what matters, and
             # lets a matrix that a few far proposals dominate be factored.
             others[np.diag_indices_from(others)] += 1e-10 * m
             coefficients = solve(others, of_others, assume_a="pos")
-            left[fold] = values[fold] - rows[fold, some][:, 1:] @ coefficients[1:]
+            left[fold] = values[fold] - rows[fold, columns][:, 1:] @ coefficients[1:]
         squares = float(((left - left.mean()) ** 2).sum())
         if squares * NEED < least:
-            least, found, control = squares, left, f"polynomials of degree {k}"
-    return NormalMean(float(found.mean()), float(np.sqrt(least) / m), control)
+            least, residuals, control = squares, left, f"polynomials of degree {k}"
+    return NormalMean(float(residuals.mean()), float(np.sqrt(least) / m), control)
 
 
 def _hermite(
@@ -554,11 +556,11 @@ def _hermite(
     table = [np.ones_like(z), z]
     for k in range(1, int(exponents.max())):
         table.append((z * table[k] - np.sqrt(k) * table[k - 1]) / np.sqrt(k + 1.0))
-    found = np.ones((len(z), len(exponents)))
-    for column, powers in zip(found.T, exponents, strict=True):
+    polynomials = np.ones((len(z), len(exponents)))
+    for column, powers in zip(polynomials.T, exponents, strict=True):
         for i in np.flatnonzero(powers):
             column *= table[powers[i]][:, i]
-    return found
+    return polynomials
 
 
 def pulled_scores(half: Half, scores: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
@@ -583,12 +585,12 @@ def refuse_drift(
         points = points.reshape(1, -1, points.shape[-1])[:, weights.representative()]
     if points.shape[1] < LEAST_DRAWS:
         return estimate
-    apart = disagreeing(points, DRIFT_LEVEL)
-    if not apart.any():
+    drifting = disagreeing(points, DRIFT_LEVEL)
+    if not drifting.any():
         return estimate
     reason = (
         "the chains, or their halves, disagree on "
-        f"{', '.join(names[i] for i in np.flatnonzero(apart))}"
+        f"{', '.join(names[i] for i in np.flatnonzero(drifting))}"
     )
     return estimate._replace(status=Status.NOT_CONVERGED, info=estimate.info | {"reason": reason})
 
@@ -652,10 +654,10 @@ def too_few(points: Float[np.ndarray, "c n d"], weights: Weights | None = None) 
     if n < LEAST_DRAWS:
         return True
     for rows in half_rows(n, weights):
-        own = None if weights is None else weights.select(rows)
+        row_weights = None if weights is None else weights.select(rows)
         # d + 1 states span a covariance of full rank at best; one more leaves something to bridge.
-        if len(np.unique(equal_rows(points[:, rows], own), axis=0)) < d + 2 or (
-            own is not None and own.ess < d + 2
+        if len(np.unique(equal_rows(points[:, rows], row_weights), axis=0)) < d + 2 or (
+            row_weights is not None and row_weights.ess < d + 2
         ):
             return True
     return False
@@ -693,16 +695,16 @@ def overlap_khats(halves: list[Half], *, symmetric: bool) -> dict[str, float]:
     covers the tails of the other. Where both are above, neither does. Vehtari et al. (2024, Journal
     of Machine Learning Research 25, 72).
     """
-    found: dict[str, list[float]] = {"khat_proposals": [], "khat_draws": []}
+    khats: dict[str, list[float]] = {"khat_proposals": [], "khat_draws": []}
     for half in halves:
         ratio = half.mirrored if symmetric else half.log_ratio
         drawn, proposed = half.split(ratio)
         # Draws of weight zero have the log weight −∞, which `weights_khat` counts as nothing.
         with np.errstate(divide="ignore"):
             weights = 0.0 if half.weights is None else np.log(half.weights.values)
-        found["khat_proposals"].append(weights_khat(proposed))
-        found["khat_draws"].append(weights_khat(weights - drawn))
-    return {side: max(values) for side, values in found.items()}
+        khats["khat_proposals"].append(weights_khat(proposed))
+        khats["khat_draws"].append(weights_khat(weights - drawn))
+    return {side: max(values) for side, values in khats.items()}
 
 
 def _terms(

@@ -103,51 +103,53 @@ def estimate_log_evidence(
     degree, num_nodes : of the pooled path, see `pooled_path`.
     """
     used = np.flatnonzero(health.usable)
-    part = ladder.select(used)
+    usable = ladder.select(used)
     controlled = check.passed or options.allow_bad_scores
-    found = None
+    pooled = None
     if len(used) > 1:
         # Of the whole ladder: where the prior rung is left out as unusable, the share of possible
         # prior draws is known all the same.
         prior = ladder.log_likelihood[:, :, 0] if ladder.temperatures[0] == 0 else None
-        found = pooled_path(
-            part, degree=degree, num_nodes=num_nodes, controlled=controlled, prior=prior
+        pooled = pooled_path(
+            usable, degree=degree, num_nodes=num_nodes, controlled=controlled, prior=prior
         )
-    pooled_first = path == "pooled" or (path == "auto" and found is not None and not found.reason)
+    pooled_first = path == "pooled" or (path == "auto" and pooled is not None and not pooled.reason)
     # Rules need both ends; the pooled path reaches an end that is missing by weighting the other
     # rungs.
     rungs, influence = None, None
     estimates: list[EvidenceEstimate] = []
-    if len(used) > 1 and part.temperatures[0] == 0.0 and part.temperatures[-1] == 1.0:
+    if len(used) > 1 and usable.temperatures[0] == 0.0 and usable.temperatures[-1] == 1.0:
         rungs = control_rungs(
-            part,
+            usable,
             # As a cross-check beside the pooled path polynomials do: a kernel for each of thirty
             # rungs costs far more than it says.
             (method or Auto(kernel=not pooled_first)) if controlled else PlainMean(),
             options._replace(bad_scores=not check.passed and controlled),
         )
-        estimates = _rule_estimates(part, rungs)
-        influence = rungs.influence(corrected_rule(part.temperatures))
+        estimates = _rule_estimates(usable, rungs)
+        influence = rungs.influence(corrected_rule(usable.temperatures))
     # Where the pooled path is the answer the error shares of the rungs are of its influence,
     # otherwise of the rule's.
     passing = None
-    if found is not None:
-        influence = path_influence(part, found) if pooled_first or influence is None else influence
-        passing = diagnose_path(part, found.mixtures.log_densities[0], influence)
-        estimates.insert(0 if pooled_first else len(estimates), _pooled_estimate(found))
-    if rungs is not None and found is not None:
-        energies, converged = found.mixtures.free_energies, found.mixtures.converged
+    if pooled is not None:
+        influence = (
+            path_influence(usable, pooled) if pooled_first or influence is None else influence
+        )
+        passing = diagnose_path(usable, pooled.mixtures.log_densities[0], influence)
+        estimates.insert(0 if pooled_first else len(estimates), _pooled_estimate(pooled))
+    if rungs is not None and pooled is not None:
+        energies, converged = pooled.mixtures.free_energies, pooled.mixtures.converged
         # Cross-checks on the same draws, which need no scores.
-        estimates.append(stepping_stone(part))
-        estimates.append(mbar_estimate(part, energies[0], energies[1:, -1], converged=converged))
+        estimates.append(stepping_stone(usable))
+        estimates.append(mbar_estimate(usable, energies[0], energies[1:, -1], converged=converged))
     if not estimates:
         estimates = [
             EvidenceEstimate(
                 "none", np.nan, np.nan, Status.UNDEFINED, {"discretisation_error": np.nan}
             )
         ]
-    elif part.temperatures[-1] > 0:
-        estimates = [e.with_rounding(part.log_likelihood[:, :, -1]) for e in estimates]
+    elif usable.temperatures[-1] > 0:
+        estimates = [e.with_rounding(usable.log_likelihood[:, :, -1]) for e in estimates]
     best = estimates[0]
     info: dict[str, Any] = {
         "num_chains": ladder.draws.shape[0],
@@ -171,7 +173,7 @@ def estimate_log_evidence(
         status=_status(best, health, check, controlled),
         method=best.method,
         complaints=(
-            *_complaints(ladder, health, check, found, passing, best),
+            *_complaints(ladder, health, check, pooled, passing, best),
             *halves_complaint(info),
         ),
         estimates=tuple(estimates),
@@ -179,7 +181,7 @@ def estimate_log_evidence(
         health=health,
         used=used,
         rungs=rungs,
-        pooled=found,
+        pooled=pooled,
         info=info,
         diagnostics=passing,
     )
@@ -192,7 +194,7 @@ def _halves(best: EvidenceEstimate, influence: Float[np.ndarray, "c n"]) -> dict
     if not half or not np.isfinite(best.value):
         return {}
     values = [
-        best.value + float(part.mean()) for part in (influence[:, :half], influence[:, half:])
+        best.value + float(series.mean()) for series in (influence[:, :half], influence[:, half:])
     ]
     # Half of the draws have twice the variance; the errors of the halves are not estimated again.
     return {"halves": values, "halves_mcse": [best.mcse * float(np.sqrt(2.0))] * 2}
@@ -250,15 +252,15 @@ def _complaints(
     ladder: Ladder,
     health: RungHealth,
     check: LadderCheck,
-    found: PooledPath | None,
+    pooled: PooledPath | None,
     passing: PathDiagnostics | None,
     best: EvidenceEstimate,
 ) -> tuple[str, ...]:
     at = [f"t = {t:.3g}" for t in ladder.temperatures]
     stray = [at[i] for i in np.flatnonzero(health.usable & ~health.converged)]
     texts = (
-        [f"no pooled path: {found.reason}{_cure(found, passing)}"]
-        if found is not None and found.reason
+        [f"no pooled path: {pooled.reason}{_cure(pooled, passing)}"]
+        if pooled is not None and pooled.reason
         else []
     )
     for i in np.flatnonzero(~health.usable):
@@ -279,9 +281,9 @@ def _complaints(
     return (*texts, f"the chains disagree at {', '.join(stray)}") if stray else tuple(texts)
 
 
-def _cure(found: PooledPath, passing: PathDiagnostics | None) -> str:
+def _cure(pooled: PooledPath, passing: PathDiagnostics | None) -> str:
     """Return how many rungs would overlap, where the barrier is known."""
-    if passing is None or not found.mixtures.converged or not np.isfinite(passing.barrier.total):
+    if passing is None or not pooled.mixtures.converged or not np.isfinite(passing.barrier.total):
         return ""
     number = passing.barrier.overlapping_size
     return f"; sample {number} rungs at barrier_ladder(tree, {number}), which would overlap"
@@ -300,14 +302,14 @@ def _status(
     return Status.NOT_CONVERGED if stray or best.info.get("reason") else best.status
 
 
-def _pooled_estimate(found: PooledPath) -> EvidenceEstimate:
-    status = Status.CONTROLLED if found.level else Status.PLAIN
+def _pooled_estimate(pooled: PooledPath) -> EvidenceEstimate:
+    status = Status.CONTROLLED if pooled.level else Status.PLAIN
     info: dict[str, Any] = {
-        "discretisation_error": found.discretisation_error,
-        "control": found.method,
+        "discretisation_error": pooled.discretisation_error,
+        "control": pooled.method,
     }
-    info |= {"degree": found.degree, "reason": found.reason}
-    return EvidenceEstimate("pooled", found.value, found.mcse, status, info | found.info)
+    info |= {"degree": pooled.degree, "reason": pooled.reason}
+    return EvidenceEstimate("pooled", pooled.value, pooled.mcse, status, info | pooled.info)
 
 
 def _rule_estimates(ladder: Ladder, rungs: RungMeans) -> list[EvidenceEstimate]:
@@ -435,15 +437,15 @@ def disagreements(evidence: Evidence) -> list[str]:
     Rules that miss part of the path are given their discretisation error as well.
     """
     first = evidence.estimates[0]
-    found = []
+    sentences = []
     for other in evidence.estimates[1:]:
         gap = abs(other.value - first.value)
         scale = np.hypot(other.error, first.error)
         trusted = not other.info.get("reason") and np.isfinite(gap) and np.isfinite(scale)
         if trusted and gap > DISAGREEMENT * scale:
-            found.append(
+            sentences.append(
                 f"{other.method} {other.value:.6g} ± {other.error:.2g} and {first.method} "
                 f"{first.value:.6g} ± {first.error:.2g} differ by {gap / scale:.1f} joint "
                 "errors"
             )
-    return found
+    return sentences

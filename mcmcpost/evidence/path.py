@@ -288,40 +288,40 @@ def pooled_path(
 
     options = _Options(degree, power or ladder.power, controlled, kernel, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
-    found = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
-    left = MAX_WORK - found.work
-    may_grow = num_nodes is None and not _reason(mixtures, overlap, found.smallest_ess)
+    integral = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
+    left = MAX_WORK - integral.work
+    may_grow = num_nodes is None and not _reason(mixtures, overlap, integral.smallest_ess)
     # Each node is a fit of its own, so that they are added only where the quadrature is what limits
     # the answer, and never for a path that will be refused anyway.
-    while may_grow and found.too_coarse:
+    while may_grow and integral.too_coarse:
         # Work is counted in multiplications and not in seconds: a loaded machine must not change
         # the answer.
-        most = min(MOST_NODES, int(left / found.work * number))
+        most = min(MOST_NODES, int(left / integral.work * number))
         if 2 * number > most:
             break
-        number = _more_nodes(found, number, most, options.power, pooled, mixtures)
-        found = _integrate(ladder, pooled, mixtures, number, options, left)
-        left -= found.work
+        number = _more_nodes(integral, number, most, options.power, pooled, mixtures)
+        integral = _integrate(ladder, pooled, mixtures, number, options, left)
+        left -= integral.work
     if prior is None and levels[0] == 0.0:
         prior = ladder.log_likelihood[:, :, 0]
     start_value, start_error = (0.0, 0.0) if prior is None else _log_possible(prior)
-    of_degree, _, label = _level(found.family, found.choice.level)
+    of_degree, _, label = _level(integral.family, integral.choice.level)
     return PooledPath(
-        value=found.value + start_value,
-        mcse=float(np.hypot(found.choice.error, start_error)),
+        value=integral.value + start_value,
+        mcse=float(np.hypot(integral.choice.error, start_error)),
         start_error=float(start_error),
-        discretisation_error=found.discretisation_error,
+        discretisation_error=integral.discretisation_error,
         degree=of_degree,
-        level=found.choice.level,
+        level=integral.choice.level,
         method=label,
-        temperatures=found.temperatures,
-        fit=found.fit,
+        temperatures=integral.temperatures,
+        fit=integral.fit,
         mixtures=mixtures,
         overlap=overlap,
-        reason=_reason(mixtures, overlap, found.smallest_ess),
+        reason=_reason(mixtures, overlap, integral.smallest_ess),
         info={
-            "tried": found.choice.tried,
-            "smallest_ess": found.smallest_ess,
+            "tried": integral.choice.tried,
+            "smallest_ess": integral.smallest_ess,
             "smallest_overlap": float(overlap.min()),
             "num_nodes": number,
         },
@@ -395,17 +395,22 @@ def _integrate(
 
 
 def _more_nodes(
-    found: _Integral, number: int, most: int, power: float, pooled: PooledDraws, mixtures: Mixtures
+    integral: _Integral,
+    number: int,
+    most: int,
+    power: float,
+    pooled: PooledDraws,
+    mixtures: Mixtures,
 ) -> int:
     """Return the number doubled, and again where the error is far off, or where the path without
     controls, which is as steep, is not resolved."""
-    far = found.discretisation_error > FAR * found.limit
+    far = integral.discretisation_error > FAR * integral.limit
     while 2 * number <= most:
         number *= 2
         # The plain path costs next to nothing, and it is as steep as the controlled one.
         nodes, weights, coarse = path_rule(number, power)
         missed = abs((weights - coarse) @ plain_path(nodes, pooled, mixtures).mean)
-        if not far and missed <= found.limit:
+        if not far and missed <= integral.limit:
             break
         far = False
     return number
@@ -435,10 +440,10 @@ def _choose_level(
         series = level <= family.degree and errors[before] > 0
         shrinking = min(1.0, errors[level] / errors[before]) if series else 1.0
         change = shrinking * float(fit.integral[level] - fit.integral[before])
-        found = float(np.hypot(errors[level], change))
-        tried[label] = {"value": float(fit.integral[level]), "mcse": found}
-        if np.isfinite(found) and (level == degree or found * NEED < error):
-            chosen, error = level, found
+        combined = float(np.hypot(errors[level], change))
+        tried[label] = {"value": float(fit.integral[level]), "mcse": combined}
+        if np.isfinite(combined) and (level == degree or combined * NEED < error):
+            chosen, error = level, combined
     return _Choice(chosen, error, tried)
 
 

@@ -166,9 +166,9 @@ def _solve_each(
         # By zero counts in place of shorter arrays: one compiled shape serves all deletions.
         counts = jnp.where(blocks != left_out, counted, 0.0)
         sizes = counts @ rung_of
-        found = solve_free_energies(temperatures, log_likelihood, counts, sizes, guess)
-        mixture = log_mixture(temperatures, log_likelihood, sizes, found.values)
-        return found.values, (found.values, mixture, found.num_steps, found.converged)
+        solution = solve_free_energies(temperatures, log_likelihood, counts, sizes, guess)
+        mixture = log_mixture(temperatures, log_likelihood, sizes, solution.values)
+        return solution.values, (solution.values, mixture, solution.num_steps, solution.converged)
 
     # Each solve starts from the one before: a block less changes little.
     return jax.lax.scan(solve, start, jnp.arange(-1, num_blocks))[1]
@@ -188,8 +188,8 @@ class _Gram(NamedTuple):
     mean: Float[np.ndarray, " q"]
     square: Float[np.ndarray, "q q"]
 
-    def without(self, part: "_Gram") -> "_Gram":
-        return _Gram(self.total - part.total, self.mean - part.mean, self.square - part.square)
+    def without(self, block: "_Gram") -> "_Gram":
+        return _Gram(self.total - block.total, self.mean - block.mean, self.square - block.square)
 
     def covariance(self) -> Float[np.ndarray, "q q"]:
         mean = self.mean / self.total
@@ -404,9 +404,9 @@ def _fit_node(
     # the time.
     parts = [_gram(weights[rows], features[rows]) for rows in members]
     whole = _Gram(
-        sum(part.total for part in parts),
-        np.sum([part.mean for part in parts], axis=0),
-        np.sum([part.square for part in parts], axis=0),
+        sum(gram.total for gram in parts),
+        np.sum([gram.mean for gram in parts], axis=0),
+        np.sum([gram.square for gram in parts], axis=0),
     )
     centred = (values - weights @ values)[:, None]
     coefficients = np.zeros((levels.number, features.shape[1]))
@@ -419,8 +419,8 @@ def _fit_node(
     means = kept @ features
     gradients, deleted = levels.gradients(kept, residuals, features)
     held_out = np.empty_like(residuals)
-    for block, (rows, part) in enumerate(zip(members, parts, strict=True)):
-        change = levels.step(whole.without(part).covariance(), gradients[block], coefficients)
+    for block, (rows, gram) in enumerate(zip(members, parts, strict=True)):
+        change = levels.step(whole.without(gram).covariance(), gradients[block], coefficients)
         # The mean residual without the block, at the coefficients without it.
         deleted[block] -= change @ means[block]
         held_out[rows] = residuals[rows] - features[rows] @ change.T
@@ -460,12 +460,12 @@ class _Levels(NamedTuple):
         Only the columns of a level are filled.
         """
         means = weights @ residuals
-        found = np.zeros((*means.shape, features.shape[1]))
+        sums = np.zeros((*means.shape, features.shape[1]))
         for level in range(1, self.number):
             size = self.sizes[level] if level < len(self.sizes) else features.shape[1]
             around = residuals[:, level] - means[:, level, None]
-            found[:, level, :size] = (weights * around) @ features[:, :size]
-        return found, means
+            sums[:, level, :size] = (weights * around) @ features[:, :size]
+        return sums, means
 
     def step(
         self,
@@ -501,14 +501,14 @@ class _Levels(NamedTuple):
             # Block elimination: the Schur complement of the polynomials is what is left to the
             # kernel, and only it has a penalty.
             shared, half = white[:, : self.num_landmarks], white[:, self.num_landmarks :]
-            own = gram[kernel, kernel] - shared.T @ shared
+            schur = gram[kernel, kernel] - shared.T @ shared
             for level, penalty in enumerate(PENALTIES):
                 slope = (
                     slopes[plain + level, kernel] - penalty * coefficients[plain + level, kernel]
                 )
                 right = slope - shared.T @ half[:, level]
                 change[plain + level, kernel] = PositiveMatrix(
-                    own + penalty * np.eye(len(own))
+                    schur + penalty * np.eye(len(schur))
                 ).solve(right[:, None])[:, 0]
             solved = change[plain:, kernel].T
             change[plain:, :size] = solve_lower(lower, half - shared @ solved, transposed=True).T

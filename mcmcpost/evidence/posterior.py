@@ -152,11 +152,11 @@ def evaluate_rows(
 
     points, labels = check_draws(WHERE, draws, names)
     rows = points.reshape(-1, points.shape[-1])
-    found = checked(rows)
-    check_inside(found)
+    log_density = checked(rows)
+    check_inside(log_density)
     at_draws = slopes(rows).reshape(points.shape) if scores else None
     return PosteriorDraws(
-        points, labels, found.reshape(points.shape[:2]), at_draws, checked, slopes
+        points, labels, log_density.reshape(points.shape[:2]), at_draws, checked, slopes
     )
 
 
@@ -411,35 +411,35 @@ def _path_bridge(
     # The kernel at nine nodes took half of the time on eight schools, where the path is never the
     # answer (5.3 CPU s before this first look, 1.7 with it, at 4 × 250 draws); without any kernel
     # the errors of two regressions were four to five times as large.
-    found = [
+    paths = [
         _path_half(ladder, half, degree, kernel=False)
         for ladder, half in zip(ladders, halves, strict=True)
     ]
-    if degree is None and np.linalg.norm([path.mcse for path in found]) / 2 < HOPE * least:
-        found = [
+    if degree is None and np.linalg.norm([path.mcse for path in paths]) / 2 < HOPE * least:
+        paths = [
             _path_half(ladder, half, degree, kernel=True)
             for ladder, half in zip(ladders, halves, strict=True)
         ]
     values, errors = (
-        np.array([path.value for path in found]),
-        np.array([path.mcse for path in found]),
+        np.array([path.value for path in paths]),
+        np.array([path.mcse for path in paths]),
     )
-    degrees = [path.degree for path in found]
+    degrees = [path.degree for path in paths]
     # Without the quadratic the halves share the errors of their fitted moments, see `combine`.
     together = np.linalg.norm(errors) if min(degrees) >= QUADRATIC else errors.sum()
-    reasons = [path.reason for path in found if path.reason]
+    reasons = [path.reason for path in paths if path.reason]
     info: dict[str, Any] = {
         "halves": values.tolist(),
         "halves_mcse": errors.tolist(),
-        "controls": [path.method for path in found],
-        "discretisation_error": float(np.mean([path.discretisation_error for path in found])),
-        "participants": min(path.info["smallest_ess"] for path in found),
+        "controls": [path.method for path in paths],
+        "discretisation_error": float(np.mean([path.discretisation_error for path in paths])),
+        "participants": min(path.info["smallest_ess"] for path in paths),
         **overlap_khats(halves, symmetric=False),
     }
     status = Status.CONTROLLED if max(degrees) else Status.PLAIN
     if reasons:
         status, info["reason"] = Status.NOT_CONVERGED, reasons[0]
-    mcse = float(together / len(found))
+    mcse = float(together / len(paths))
     return EvidenceEstimate("bridge (controlled path)", float(values.mean()), mcse, status, info)
 
 
@@ -474,9 +474,11 @@ def _path_ladder(
     )
 
 
-def _path_half(own: _PathLadder, half: Half, degree: int | None, *, kernel: bool) -> PooledPath:
+def _path_half(
+    path_ladder: _PathLadder, half: Half, degree: int | None, *, kernel: bool
+) -> PooledPath:
     """Return the pooled path of one half."""
-    ladder, shift = own
+    ladder, shift = path_ladder
     last = None if half.weights is None else LastRung(half.weights, half.ess)
     nodes = NUM_NODES if kernel or degree is not None else FIRST_NODES
     path = pooled_path(ladder, degree=degree, num_nodes=nodes, power=1.0, kernel=kernel, last=last)
@@ -617,10 +619,10 @@ def _student_mixture(
     radius = np.sqrt(
         FREEDOM / np.asarray(jax.random.chisquare(of_radius, FREEDOM, (number,), float))
     )
-    part = np.asarray(jax.random.bernoulli(of_part, SHARES[1], (number,))).astype(int)
+    component = np.asarray(jax.random.bernoulli(of_part, SHARES[1], (number,))).astype(int)
     z = (
         np.asarray(jax.random.normal(of_direction, (number, d), float))
-        * (radius * SCALES[part])[:, None]
+        * (radius * SCALES[component])[:, None]
     )
     constant = gammaln((FREEDOM + d) / 2) - gammaln(FREEDOM / 2) - 0.5 * d * np.log(FREEDOM * np.pi)
     constant -= np.log(np.diagonal(normal.lower)).sum()

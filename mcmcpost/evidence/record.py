@@ -511,16 +511,16 @@ def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
             column["converged"].astype(bool),
             tuple(map(str, column["problem"])),
         )
-    part = {key: values[used] for key, values in column.items()}
-    pooled = _stored_path(known["path"], estimates, part)
+    usable = {key: values[used] for key, values in column.items()}
+    pooled = _stored_path(known["path"], estimates, usable)
     diagnostics = None
     if "barrier_path" in known and pooled is not None:
         diagnostics = PathDiagnostics(
             Barrier(*(np.array(known["barrier_path"][key], float) for key in Barrier._fields)),
-            part["rejection"][:-1].astype(float),
-            part["swap_rate"][:-1].astype(float),
+            usable["rejection"][:-1].astype(float),
+            usable["swap_rate"][:-1].astype(float),
             float(info.get("round_trips", np.nan)),
-            part["error_share"].astype(float),
+            usable["error_share"].astype(float),
         )
     return Evidence(
         value=float(known["log_evidence"]),
@@ -533,7 +533,7 @@ def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
         temperatures=column["temperature"].astype(float) if rungs else np.zeros(0),
         health=health,
         used=used,
-        rungs=_stored_rungs(part) if "mean_cv" in part else None,
+        rungs=_stored_rungs(usable) if "mean_cv" in usable else None,
         pooled=pooled,
         info=info,
         diagnostics=diagnostics,
@@ -550,12 +550,12 @@ def _with_nan(value: Any) -> Any:
     return np.nan if value is None else value
 
 
-def _stored_rungs(part: Mapping[str, np.ndarray]) -> RungMeans:
+def _stored_rungs(usable: Mapping[str, np.ndarray]) -> RungMeans:
     """Return the means of the usable rungs from their table; of covariances and residuals nothing
     is known."""
-    t = len(part["mean"])
+    t = len(usable["mean"])
     number = {
-        key: part[key].astype(float)
+        key: usable[key].astype(float)
         for key in ("mean", "mcse", "mean_cv", "mcse_cv", "variance", "ess")
     }
     return RungMeans(
@@ -565,24 +565,24 @@ def _stored_rungs(part: Mapping[str, np.ndarray]) -> RungMeans:
         # The inverse of the column `ess` of `rungs_to_dataframe`.
         variance_plain=number["ess"] * number["mcse"] ** 2,
         mean_error=number["mcse_cv"],
-        variance_error=part["variance_mcse"].astype(float),
+        variance_error=usable["variance_mcse"].astype(float),
         mean_error_plain=number["mcse"],
         covariance=np.full((t, 2, 2), np.nan),
         joint=None,
         series=np.zeros((0, 0, t, 2)),
-        status=tuple(map(Status, part["status"])),
-        method=tuple(map(str, part["method"])),
+        status=tuple(map(Status, usable["status"])),
+        method=tuple(map(str, usable["method"])),
     )
 
 
 def _stored_path(
     path: list[dict[str, Any]],
     estimates: tuple[EvidenceEstimate, ...],
-    part: Mapping[str, np.ndarray],
+    usable: Mapping[str, np.ndarray],
 ) -> PooledPath | None:
     """Return the continuous path from its table, with two levels: plain, and what was chosen."""
-    found = next((e for e in estimates if e.method == "pooled"), None)
-    if found is None or not path:
+    estimate = next((e for e in estimates if e.method == "pooled"), None)
+    if estimate is None or not path:
         return None
     nodes = {key: np.array([row[key] for row in path], float) for key in path[0]}
     ratio = np.stack([np.ones(len(path)), nodes["variance_ratio"]], axis=1)
@@ -598,23 +598,23 @@ def _stored_path(
     )
     facts = {
         key: value
-        for key, value in found.info.items()
+        for key, value in estimate.info.items()
         if key in ("tried", "smallest_ess", "smallest_overlap")
     }
     return PooledPath(
-        value=found.value,
-        mcse=found.mcse,
+        value=estimate.value,
+        mcse=estimate.mcse,
         start_error=np.nan,
-        discretisation_error=float(found.info["discretisation_error"]),
-        degree=int(found.info["degree"]),
+        discretisation_error=float(estimate.info["discretisation_error"]),
+        degree=int(estimate.info["degree"]),
         level=1,
-        method=str(found.info["control"]),
+        method=str(estimate.info["control"]),
         temperatures=nodes["temperature"],
         fit=fit,
         mixtures=Mixtures(
-            np.zeros((0, len(part["rhat"]))), np.zeros((0, 0)), 0, not found.info["reason"]
+            np.zeros((0, len(usable["rhat"]))), np.zeros((0, 0)), 0, not estimate.info["reason"]
         ),
-        overlap=part["overlap"][:-1].astype(float),
-        reason=str(found.info["reason"]),
-        info=facts | {"num_nodes": found.info["num_nodes"]},
+        overlap=usable["overlap"][:-1].astype(float),
+        reason=str(estimate.info["reason"]),
+        info=facts | {"num_nodes": estimate.info["num_nodes"]},
     )

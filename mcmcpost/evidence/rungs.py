@@ -199,10 +199,10 @@ class RungMeans(NamedTuple):
         variance = float(np.einsum("ti,tij,tj->", gradient, self.covariance, gradient))
         series = self.influence(rule)
         together = mcse_mean(series.sum(axis=-1)) ** 2
-        apart = np.sum(mcse_mean(series) ** 2)
+        separate = np.sum(mcse_mean(series) ** 2)
         # At least one: by chance rungs can seem to cancel, and a smaller error would rest on that
         # alone.
-        ratio = together / apart if apart > 0 and np.isfinite(together) else 1.0
+        ratio = together / separate if separate > 0 and np.isfinite(together) else 1.0
         return value, float(np.sqrt(variance * max(ratio, 1.0)))
 
     def influence(self, rule: Rule) -> Float[np.ndarray, "c n t"]:
@@ -217,8 +217,8 @@ class RungMeans(NamedTuple):
 
 def examine_rungs(ladder: Ladder) -> RungHealth:
     """Return the health of each rung; nothing is raised."""
-    found = [_examine(ladder, i) for i in range(len(ladder.temperatures))]
-    usable, impossible, states, rhat, converged, problem = zip(*found, strict=True)
+    examined = [_examine(ladder, i) for i in range(len(ladder.temperatures))]
+    usable, impossible, states, rhat, converged, problem = zip(*examined, strict=True)
     return RungHealth(
         np.array(usable),
         np.array(impossible),
@@ -293,12 +293,12 @@ def control_rungs(ladder: Ladder, method: AbstractControlVariate, options: Optio
     joint = None
     jointly = method.joint_estimator
     if jointly is not None:
-        found = jointly(samples, options)
-        parts: list[Estimate] = list(found.values())
-        joint = found.covariance.reshape(len(rungs), 2, len(rungs), 2)
+        fitted = jointly(samples, options)
+        parts: list[Estimate] = list(fitted.values())
+        joint = fitted.covariance.reshape(len(rungs), 2, len(rungs), 2)
     else:
         parts = [estimate_expectations(sample, method, options) for sample in samples.values()]
-    mean, square = np.array([part.mean for part in parts]).T
+    mean, square = np.array([estimate.mean for estimate in parts]).T
     shift = mean - plain
     # (μ, E[(ℓ−m)²]) → (μ, v)
     jacobian = np.zeros((len(rungs), 2, 2))
@@ -306,13 +306,15 @@ def control_rungs(ladder: Ladder, method: AbstractControlVariate, options: Optio
     # v = E[(ℓ−m)²] − (μ−m)², by the delta method.
     jacobian[:, 1, 0] = -2.0 * shift
     covariance = (
-        jacobian @ np.array([part.covariance for part in parts]) @ jacobian.transpose(0, 2, 1)
+        jacobian
+        @ np.array([estimate.covariance for estimate in parts])
+        @ jacobian.transpose(0, 2, 1)
     )
     if joint is not None:
         joint = np.einsum("iab,ibjc,jdc->aidj", jacobian, joint, jacobian).reshape(
             2 * len(rungs), -1
         )
-    residuals = np.stack([part.residuals for part in parts], axis=2)
+    residuals = np.stack([estimate.residuals for estimate in parts], axis=2)
     with np.errstate(invalid="ignore"):
         residuals = residuals - residuals.mean(axis=(0, 1))
     errors = np.sqrt(np.maximum(np.diagonal(covariance, axis1=1, axis2=2), 0.0))
@@ -323,12 +325,12 @@ def control_rungs(ladder: Ladder, method: AbstractControlVariate, options: Optio
         variance_plain=values[..., 1].mean(axis=(0, 1)),
         mean_error=errors[:, 0],
         variance_error=errors[:, 1],
-        mean_error_plain=np.array([part.mcse_plain[0] for part in parts]),
+        mean_error_plain=np.array([estimate.mcse_plain[0] for estimate in parts]),
         covariance=covariance,
         joint=joint,
         series=np.einsum("tab,cntb->cnta", jacobian, residuals),
-        status=tuple(part.status[0] for part in parts),
-        method=tuple(part.method[0] for part in parts),
+        status=tuple(estimate.status[0] for estimate in parts),
+        method=tuple(estimate.method[0] for estimate in parts),
     )
 
 
@@ -384,8 +386,8 @@ def check_ladder(ladder: Ladder, health: RungHealth) -> LadderCheck:
         if check.pattern not in ALONE and (
             check.verdict == "error" or (enough and check.verdict == "warn")
         ):
-            found = edges if check.pattern == "boundary" else failing
-            found.append(f"at t = {ladder.temperatures[i]:.3g}: {check.message}")
+            messages = edges if check.pattern == "boundary" else failing
+            messages.append(f"at t = {ladder.temperatures[i]:.3g}: {check.message}")
         if check.pattern in (None, "boundary", "unknown") and rung.draws[..., 0].size >= FEW_DRAWS:
             series.append(_identities(rung))
     if failing:

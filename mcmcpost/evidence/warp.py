@@ -59,13 +59,13 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
     # before it can be named.
     for i in range(len(mean)):
         lower[i, :i] = solve_triangular(lower[:i, :i], correlation[:i, i], lower=True) if i else 0.0
-        rest = correlation[i, i] - (lower[i, :i] ** 2).sum()
-        if rest <= floor * len(mean):
+        pivot = correlation[i, i] - (lower[i, :i] ** 2).sum()
+        if pivot <= floor * len(mean):
             text = f"{names[i]}, a linear combination of {', '.join(names[:i])}"
             raise InputError(
                 where, "draws of a density, with a covariance of full rank", text, cure
             )
-        lower[i, i] = np.sqrt(rest)
+        lower[i, i] = np.sqrt(pivot)
     return Normal(mean, spread[:, None] * lower)
 
 
@@ -145,9 +145,9 @@ class Warp(NamedTuple):
         for k in range(len(self.order)):
             used = np.flatnonzero((self.shift[k] != 0) | (self.scale[k] != 0))
             features = _features(standard, self.features[used])
-            rest = moved[:, k] - features @ self.shift[k, used]
+            residual = moved[:, k] - features @ self.shift[k, used]
             standard[:, k] = _unstretch(
-                rest / np.exp(_bounded(features @ self.scale[k, used])), self.shape[:, k]
+                residual / np.exp(_bounded(features @ self.scale[k, used])), self.shape[:, k]
             )
         return standard
 
@@ -226,19 +226,19 @@ def fit_warp(
     order = _order(points, limit)
     normal = fit_normal(where, points[:, order], tuple(names[i] for i in order))
     moved, standard = normal.standardise(points[:, order]), np.zeros((n, d))
-    found: list[_Terms] = []
+    fitted: list[_Terms] = []
     shape = _straight(d)
     for k in range(d):
-        terms, rest = _regress(
+        terms, residual = _regress(
             moved[:, k], standard[:, :k], limit, max(int(ess / DRAWS_PER_TERM), 0)
         )
-        shape[:, k] = _fit_margin(rest, (2.0 * np.log(d) + 2 * EXTRA) / share)
-        standard[:, k] = _unstretch(rest, shape[:, k])
-        found.append(terms)
-    pairs = sorted({pair for terms in found for pair in (*terms.shift, *terms.scale)})
+        shape[:, k] = _fit_margin(residual, (2.0 * np.log(d) + 2 * EXTRA) / share)
+        standard[:, k] = _unstretch(residual, shape[:, k])
+        fitted.append(terms)
+    pairs = sorted({pair for terms in fitted for pair in (*terms.shift, *terms.scale)})
     shift, scale = (
         np.array(
-            [[getattr(terms, kind).get(pair, 0.0) for pair in pairs] for terms in found]
+            [[getattr(terms, kind).get(pair, 0.0) for pair in pairs] for terms in fitted]
         ).reshape(d, len(pairs))
         for kind in ("shift", "scale")
     )
@@ -294,9 +294,9 @@ def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " 
         # Gram–Schmidt of 1, z and z² on these draws: what the line explains the normal has already.
         square = square - (square @ line / n) * line
         square /= square.std()
-        rest = _unit(u[:, others] - line[:, None] * (line @ u[:, others] / n))
-        bend = square @ rest / n
-        left = _unit(rest - square[:, None] * bend) ** 2 - 1.0
+        residuals = _unit(u[:, others] - line[:, None] * (line @ u[:, others] / n))
+        bend = square @ residuals / n
+        left = _unit(residuals - square[:, None] * bend) ** 2 - 1.0
         # A squared correlation of one, of a coordinate that is an exact parabola, would have an
         # infinite gain.
         explained = -np.log1p(-np.minimum(bend**2, 1 - 1e-12))
@@ -335,16 +335,16 @@ def _regress(
     shift: list[tuple[int, int]] = []
     scale: list[tuple[int, int]] = []
     fitted = _Terms({}, {})
-    rest = w
+    residual = w
     for _ in range(ROUNDS if before.shape[1] else 0):
-        unit = _unit(rest[:, None])[:, 0]
+        unit = _unit(residual[:, None])[:, 0]
         new_shift = _significant(unit, before, limit, shift, most)
         new_scale = _significant(unit**2 - 1.0, before, limit, scale, most)
         if not new_shift and not new_scale:
             break
         shift, scale = shift + new_shift, scale + new_scale
-        fitted, rest = _likeliest(w, before, shift, scale)
-    return fitted, rest
+        fitted, residual = _likeliest(w, before, shift, scale)
+    return fitted, residual
 
 
 def _significant(
@@ -368,12 +368,12 @@ def _significant(
     # White's robust t²: the variance of the product itself, not that of independent factors, so
     # that heavy tails do not pass for a term.
     t = product**2 / np.maximum(square, np.finfo(float).tiny)
-    found = [
+    candidates = [
         (-t[i, j], i, j if j < k else -1)
         for i, j in zip(*np.nonzero(np.triu(t > limit)), strict=True)
         if i < k
     ]
-    chosen = [(int(i), int(j)) for _, i, j in sorted(found)]
+    chosen = [(int(i), int(j)) for _, i, j in sorted(candidates)]
     return [pair for pair in chosen if pair not in known][: max(most - len(known), 0)]
 
 
@@ -403,12 +403,12 @@ def _likeliest(
         # overshoots where few draws have large features.
         level = level + step / max(1.0, np.abs(of_scale @ step).max())
     # The scale without features, and the mean, belong to the margin.
-    rest = (w - of_shift[:, :-1] @ mean[:-1]) / np.exp(_bounded(of_scale[:, :-1] @ level[:-1]))
-    found = (
+    residual = (w - of_shift[:, :-1] @ mean[:-1]) / np.exp(_bounded(of_scale[:, :-1] @ level[:-1]))
+    coefficients = (
         dict(zip(pairs, map(float, c[:-1]), strict=True))
         for pairs, c in ((shift, mean), (scale, level))
     )
-    return _Terms(*found), rest
+    return _Terms(*coefficients), residual
 
 
 def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarray, " 4"]:
@@ -427,10 +427,10 @@ def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarr
         z = _unstretch(unit, shape)
         return float(0.5 * (z**2).mean() + np.log(_slope(z, shape)).mean())
 
-    found = minimize(
+    optimum = minimize(
         loss, np.zeros(4), method="L-BFGS-B", bounds=((-9.0, 9.0), (-9.0, 9.0), *SHAPES)
     )
-    if not 2 * len(series) * (0.5 - found.fun) > limit:
+    if not 2 * len(series) * (0.5 - optimum.fun) > limit:
         return plain
-    a, b, epsilon, delta = found.x
+    a, b, epsilon, delta = optimum.x
     return np.array([mean + spread * a, spread * np.exp(b), epsilon, np.exp(delta)])

@@ -183,8 +183,8 @@ class FittedGradientGP:
             # In the dtype of x: this function runs inside samplers, in whichever precision they
             # have.
             u, weights, origin, root = (
-                jnp.asarray(part, x.dtype)
-                for part in (points, self.solution.value, self.origin, self.root)
+                jnp.asarray(array, x.dtype)
+                for array in (points, self.solution.value, self.origin, self.root)
             )
             mean = posterior_mean(self.profile, u, weights, ((x - origin) * root)[None])[0]
             value, gradient = mean[0] + jnp.asarray(self.constant, x.dtype), mean[1:] * root
@@ -443,8 +443,10 @@ def _condition(
         white = white - constant * ones
     solution = solve_system(solver, profile, gram, white)
     parts = (profile, profile.origin(jnp.asarray(X)), profile.root(X), white)
-    solution, *rest = jax.tree.map(np.asarray, (solution, *parts))
-    return FittedGradientGP(kernel, noise, process.mean, constant, X, solution, evaluations, *rest)
+    solution, *arrays = jax.tree.map(np.asarray, (solution, *parts))
+    return FittedGradientGP(
+        kernel, noise, process.mean, constant, X, solution, evaluations, *arrays
+    )
 
 
 def _default_kernel(

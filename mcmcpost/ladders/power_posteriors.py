@@ -238,7 +238,7 @@ def _prior_draw(probed: ProbedModel, model: Callable[..., Any], key: jax.Array) 
     parts = [
         biject_to(trace[site]["fn"].support).inv(trace[site]["value"]) for site in probed.sites
     ]
-    return jnp.concatenate([jnp.ravel(part) for part in parts]).astype(jnp.result_type(float))
+    return jnp.concatenate([jnp.ravel(value) for value in parts]).astype(jnp.result_type(float))
 
 
 def sample_power_posteriors(

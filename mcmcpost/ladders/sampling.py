@@ -436,9 +436,13 @@ def _drive(
     records: dict[str, np.ndarray] = {}
     done = 0
     if run.checkpoint is not None:
-        found = load_checkpoint(run.checkpoint, settings)
-        if found is not None:
-            done, records, state = found.step, found.records, lanes.part(found.state, state)
+        checkpoint = load_checkpoint(run.checkpoint, settings)
+        if checkpoint is not None:
+            done, records, state = (
+                checkpoint.step,
+                checkpoint.records,
+                lanes.part(checkpoint.state, state),
+            )
     with tqdm(
         total=total, initial=done, desc="ladder", disable=no_bar(run.progress), leave=False
     ) as bar:
@@ -497,7 +501,9 @@ def _advance(
         state, position, records = lanes.program.advance(
             state, lanes.lane, lanes.temperatures, lanes.key, begin, stop - begin
         )
-        part = jax.tree.map(lambda leaf, length=stop - begin: np.asarray(leaf)[:length], records)
+        recorded = jax.tree.map(
+            lambda leaf, length=stop - begin: np.asarray(leaf)[:length], records
+        )
         decisions = np.zeros((2, stop - begin, pairs, lanes.plan.chains), bool)
         if stop - 1 in swapping:
             exchanged = _exchange(lanes, state, position, prior, stop - 1)
@@ -509,12 +515,12 @@ def _advance(
                 }
             )
             # A swap is part of its iteration: the record has the state after it.
-            part = jax.tree.map(
-                lambda rows, last: np.concatenate([rows[:-1], [last]]), part, exchanged.record
+            recorded = jax.tree.map(
+                lambda rows, last: np.concatenate([rows[:-1], [last]]), recorded, exchanged.record
             )
             decided = np.stack([exchanged.accepted, exchanged.proposed])
             decisions = np.concatenate([decisions[:, :-1], decided[:, None]], axis=1)
-        parts.append(part)
+        parts.append(recorded)
         swaps.append(decisions)
         begin = stop
     local = jax.tree.map(lambda *rows: np.concatenate(rows), *parts)

@@ -196,8 +196,8 @@ def _read(temperature: float, tree: "xarray.DataTree") -> _Stored:
         # sum is ℓ.
         pointwise = tree.children["log_likelihood"].to_dataset().transpose("chain", "draw", ...)
         parts = [
-            part.values.reshape(*part.shape[:2], -1).sum(axis=-1)
-            for part in pointwise.data_vars.values()
+            variable.values.reshape(*variable.shape[:2], -1).sum(axis=-1)
+            for variable in pointwise.data_vars.values()
         ]
         likelihood = sum(parts[1:], start=parts[0]) if parts else None
     sites = posterior_sites(_WHERE, tree) if "posterior" in tree.children else {}
@@ -248,7 +248,7 @@ def _stack_draws(
             parts.append(rung.draws)
         else:
             raise InputError(_missing(DRAWS, f"the trace at temperature {t:g}"))
-    shapes = {part.shape for part in parts}
+    shapes = {draws.shape for draws in parts}
     if len(shapes) > 1:
         raise InputError(
             _WHERE,

@@ -89,8 +89,8 @@ def diagnose(
     z_mean, z_product, threshold : as in `ScoreCheck`.
     apart : (d,) coordinates whose chains disagree.
     """
-    own = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
-    failing = own > threshold
+    z_given = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
+    failing = z_given > threshold
     # First: scores of the draw before, in a chain with memory, can look as if they lacked a
     # log-Jacobian.
     if failing.any() and not apart.any() and (rows := _rows(trace, threshold)) is not None:
@@ -98,10 +98,12 @@ def diagnose(
     # Chains that have not met fail these tests with correct scores: then only a gross failure is
     # called a mistake.
     needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
-    suspects = [int(j) for j in np.flatnonzero(own > needed)[:_MOST_DIAGNOSED]]
+    suspects = [int(j) for j in np.flatnonzero(z_given > needed)[:_MOST_DIAGNOSED]]
     alone = given_others(trace.draws)
     explained = {
-        j: _best_repair(trace.draws[..., j], trace.scores[..., j], alone[..., j], own[j], threshold)
+        j: _best_repair(
+            trace.draws[..., j], trace.scores[..., j], alone[..., j], z_given[j], threshold
+        )
         for j in suspects
     }
     mistakes: dict[Repair, list[int]] = defaultdict(list)
@@ -158,7 +160,7 @@ def _best_repair(
     draws: Float[np.ndarray, "c n"],
     scores: Float[np.ndarray, "c n"],
     alone: Float[np.ndarray, "c n"],
-    own: float,
+    z_given: float,
     threshold: float,
 ) -> Repair | str | None:
     # Every repair is tried and the best one named: several may pass in a short trace.
@@ -168,7 +170,7 @@ def _best_repair(
     scale = z_repaired(draws, scores / factor, AS_GIVEN) if factor > 0 else np.inf
     # The repair must explain the failure, not merely be too noisy to reject; and wrong scores fail
     # locally as well.
-    limit = min(REPAIR_LIMIT, np.sqrt(own**2 - threshold**2))
+    limit = min(REPAIR_LIMIT, np.sqrt(z_given**2 - threshold**2))
     local = z_local(draws, scores) > REPAIR_LIMIT
     # A factor is fitted, and has the smallest |z| of causes that explain as much: among them it
     # comes last. One that the coordinate shows only beside the others need not show locally.
@@ -242,14 +244,14 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
     )
     if (np.ptp(s, axis=(0, 1)) == 0).any():
         return None
-    found = {}
+    candidates = {}
 
-    def compare(text: str, x: np.ndarray, other: np.ndarray, own: np.ndarray) -> None:
-        z = z_zero_mean(np.concatenate([x * other + 1, x * (own - other)], -1))
+    def compare(text: str, x: np.ndarray, other: np.ndarray, beside: np.ndarray) -> None:
+        z = z_zero_mean(np.concatenate([x * other + 1, x * (beside - other)], -1))
         right, nearer = np.abs(z[: len(z) // 2]), z[len(z) // 2 :]
         # All must be right, and one of them with certainty more than beside their own draw.
         if right.max() <= REPAIR_LIMIT and nearer.max() > threshold:
-            found[text] = right.max()
+            candidates[text] = right.max()
 
     # Any order of draws without memory that are few can look right by chance, the other sign not.
     sign = np.abs(z_zero_mean(1 - x * s)).max()
@@ -266,8 +268,8 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
         compare(
             f"{count} after the one that they stand beside", x[:, step:], s[:, :-step], s[:, step:]
         )
-    if found and sign > REPAIR_LIMIT:
-        return _misplaced(min(found, key=found.__getitem__))
+    if candidates and sign > REPAIR_LIMIT:
+        return _misplaced(min(candidates, key=candidates.__getitem__))
     return None
 
 
@@ -477,17 +479,17 @@ def check_scores(trace: Trace, log_density: Float[np.ndarray, "c n"] | None = No
     if not np.isfinite(trace.scores).all():
         empty = _untested(trace.draws.shape[-1])
         return empty._replace(verdict="error", pattern="nonfinite", message=where_not_finite(trace))
-    some, untested = (
+    thinned, untested = (
         Trace(sampled(trace.draws), sampled(trace.scores), trace.names),
         _untested(trace.draws.shape[-1]),
     )
-    if (text := _rounded(some)) is not None:
+    if (text := _rounded(thinned)) is not None:
         return untested._replace(verdict="error", pattern="rounded", message=text)
-    if (finding := too_coarse(some)) is not None:
+    if (finding := too_coarse(thinned)) is not None:
         return untested._replace(**finding._asdict())
     # Draws of no weight may have any scores.
     step = sampling_step(trace.draws.shape)
-    if trace.weights is None and (finding := wild_scores(without_fixed(some), step)) is not None:
+    if trace.weights is None and (finding := wild_scores(without_fixed(thinned), step)) is not None:
         return untested._replace(**finding._asdict())
     draws, scores = trace.draws, trace.scores
     # Tests of means know no weights: rows that are nearly equally weighted stand for the trace.
@@ -545,10 +547,10 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     moves = moving(trace.draws)
     # Fixed coordinates have scores that need not average to zero: the others are tested alone.
     if not moves.all():
-        part = _check(without_fixed(trace), log_density)
-        empty.z_mean[moves] = part.z_mean
-        empty.z_product[np.ix_(moves, moves)] = part.z_product
-        return part._replace(z_mean=empty.z_mean, z_product=empty.z_product)
+        of_moving = _check(without_fixed(trace), log_density)
+        empty.z_mean[moves] = of_moving.z_mean
+        empty.z_product[np.ix_(moves, moves)] = of_moving.z_product
+        return of_moving._replace(z_mean=empty.z_mean, z_product=empty.z_product)
     if trace.draws.shape[1] < 4 and trace.draws.shape[0] < MANY_CHAINS:
         text = (
             f"Score gate: {trace.draws.shape[1]} draws a chain are too few to test the "
@@ -568,13 +570,13 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
     )
     np.fill_diagonal(z_product, np.where(np.abs(alone) > np.abs(diagonal), alone, diagonal))
     check = empty._replace(z_mean=z_mean, z_product=z_product)
-    apart = disagreeing(trace.draws, LEVEL)
+    unmixed = disagreeing(trace.draws, LEVEL)
     # Before the tests of all draws: what is wrong in one chain they explain by causes that all
     # would share, if at all.
-    if not apart.any() and (finding := wrong_chains(trace)) is not None:
+    if not unmixed.any() and (finding := wrong_chains(trace)) is not None:
         return check._replace(**finding._asdict())
     if _failing(z_mean, z_product, threshold).any():
-        finding = diagnose(trace, z_mean, z_product, threshold, apart)
+        finding = diagnose(trace, z_mean, z_product, threshold, unmixed)
         # An end of the density fails them with scores that are right in the middle, where wrong
         # ones fail as well.
         failing = np.flatnonzero(_failing(z_mean, z_product, threshold))[:_MOST_DIAGNOSED]
@@ -584,46 +586,50 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
             finding = cut_off(trace) or finding
         return check._replace(**finding._asdict())
     # Scores that fail are not asked: with a wrong sign any density grows outwards.
-    if not apart.any() and (finding := cut_off(trace)) is not None:
+    if not unmixed.any() and (finding := cut_off(trace)) is not None:
         return check._replace(**finding._asdict())
     # After the identities: only scores that pass them need the sharper, costlier comparison.
-    found = None
+    mismatch = None
     if log_density is not None:
-        found = misfit(
+        mismatch = misfit(
             trace.draws.reshape(-1, d), trace.scores.reshape(-1, d), log_density.reshape(-1)
         )
-    check = check._replace(verified=found is not None and found.known)
+    check = check._replace(verified=mismatch is not None and mismatch.known)
     # Both must agree: in many dimensions a skewed density can look like wrong scores.
-    if found is not None and found.wrong and not _denied(trace, found, threshold):
-        return check._replace(**_contradicted(trace.names, found)._asdict())
-    if apart.any():
-        return check._replace(**_not_converged(trace, apart)._asdict())
+    if mismatch is not None and mismatch.wrong and not _denied(trace, mismatch, threshold):
+        return check._replace(**_contradicted(trace.names, mismatch)._asdict())
+    if unmixed.any():
+        return check._replace(**_not_converged(trace, unmixed)._asdict())
     return check
 
 
-def _denied(trace: Trace, found: Misfit, threshold: float) -> bool:
+def _denied(trace: Trace, mismatch: Misfit, threshold: float) -> bool:
     """Return whether Stein's identity denies the factor or the largest shift that a misfit finds.
 
     In many dimensions even near draws are far apart. Third derivatives of a skewed density then
     look like a factor and a shift. Scores c s + b of a density with the scores s have the mean b,
     and the mean of (x − x̄)·s/d is −c.
     """
-    worst, centred = int(np.abs(found.shift).argmax()), trace.draws - trace.draws.mean(axis=(0, 1))
-    shift = (
-        trace.scores[..., worst] * trace.draws[..., worst].std() - found.shift[worst] * found.factor
+    worst, centred = (
+        int(np.abs(mismatch.shift).argmax()),
+        trace.draws - trace.draws.mean(axis=(0, 1)),
     )
-    factor = (centred * trace.scores).mean(axis=-1) + found.factor
+    shift = (
+        trace.scores[..., worst] * trace.draws[..., worst].std()
+        - mismatch.shift[worst] * mismatch.factor
+    )
+    factor = (centred * trace.scores).mean(axis=-1) + mismatch.factor
     return bool((np.abs(z_zero_mean(np.stack([shift, factor], axis=-1))) > threshold).any())
 
 
-def _contradicted(names: tuple[str, ...], found: Misfit) -> Finding:
-    worst = int(np.abs(found.shift).argmax())
+def _contradicted(names: tuple[str, ...], mismatch: Misfit) -> Finding:
+    worst = int(np.abs(mismatch.shift).argmax())
     return Finding(
         "warn",
         "log_density",
         "Score gate: the scores are not the gradient of the log density that the sampler "
-        f"recorded: they are {found.factor:.3g} times as large and shifted by up to "
-        f"{abs(found.shift[worst]):.2g} of 1/sd (in {names[worst]}). Pass the scores of the "
+        f"recorded: they are {mismatch.factor:.3g} times as large and shifted by up to "
+        f"{abs(mismatch.shift[worst]):.2g} of 1/sd (in {names[worst]}). Pass the scores of the "
         "density that was sampled: its data, its prior, its log-Jacobian; or drop the "
         "recorded one, if it is of another density.",
     )
@@ -635,9 +641,9 @@ def _failing(
     return (np.abs(z_mean) > threshold) | (np.abs(z_product) > threshold).any(0)
 
 
-def _not_converged(trace: Trace, apart: Bool[np.ndarray, " d"]) -> Finding:
+def _not_converged(trace: Trace, unmixed: Bool[np.ndarray, " d"]) -> Finding:
     text = (
-        f"Score gate: the chains disagree on {listed(trace.names, apart)}, although the "
+        f"Score gate: the chains disagree on {listed(trace.names, unmixed)}, although the "
         "scores pass: not converged, so averages over these draws are not posterior "
         "expectations; run longer or reparameterise."
     )

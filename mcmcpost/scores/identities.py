@@ -47,7 +47,7 @@ def z_zero_mean(
     shape = series.shape[2:]
     columns = series.reshape(*series.shape[:2], -1)
     size = columns.shape[0] * columns.shape[1]
-    parts = [_z(columns[..., some], screen) for some in in_blocks(columns.shape[-1], size)]
+    parts = [_z(columns[..., block], screen) for block in in_blocks(columns.shape[-1], size)]
     return np.concatenate([np.zeros(0), *parts]).reshape(shape)
 
 
@@ -153,8 +153,8 @@ def z_products(
     one = np.broadcast_to(np.arange(d)[:, None], (d, lags))
     two = (one + np.arange(lags)) % d
     moments = np.zeros((3, d, lags))
-    for some in in_blocks(size, d):
-        x, s = (x_flat[some] - centre) / x_scale, s_flat[some] / s_scale
+    for block in in_blocks(size, d):
+        x, s = (x_flat[block] - centre) / x_scale, s_flat[block] / s_scale
         # (x_i s_j)^k = x_i^k s_j^k: no series of products is formed.
         for power, moment in enumerate(moments, 1):
             moment += _by_lag(x**power, s**power, lags)
@@ -166,8 +166,8 @@ def z_products(
     expected = (one == two) / (x_scale[one] * s_scale[two])
     z[one, two] = normal_score(first + expected, sd, skew, np.full(first.shape, float(size)))
     rows, columns = np.nonzero(np.abs(z) > screen)
-    for some in in_blocks(len(rows), size):
-        i, j = rows[some], columns[some]
+    for block in in_blocks(len(rows), size):
+        i, j = rows[block], columns[block]
         z[i, j] = z_zero_mean((draws[..., i] - centre[i]) * scores[..., j] + (i == j), screen)
     return z
 
@@ -190,8 +190,8 @@ def _root_mean_square(
 ) -> Float[np.ndarray, " d"]:
     """Return the size of each column about its centre, one for a column that is zero."""
     squares = np.zeros(columns.shape[1])
-    for some in in_blocks(*columns.shape):
-        squares += ((columns[some] - centre) ** 2).sum(0)
+    for block in in_blocks(*columns.shape):
+        squares += ((columns[block] - centre) ** 2).sum(0)
     return np.where(squares > 0, np.sqrt(squares / len(columns)), 1.0)
 
 
@@ -229,7 +229,7 @@ def disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.ndar
     (d,) False also where half a chain has fewer than four draws.
     """
     c, n, d = draws.shape
-    parts = [_disagreeing(draws[..., some], level / d) for some in in_blocks(d, c * n)]
+    parts = [_disagreeing(draws[..., block], level / d) for block in in_blocks(d, c * n)]
     return np.concatenate([np.zeros(0, bool), *parts])
 
 
@@ -256,15 +256,19 @@ def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.nda
     tiny = np.finfo(float).tiny
     between = means.var(0, ddof=1)
     # R-hat is cheap: an ESS per half-chain is computed for those alone that it suspects.
-    apart = np.flatnonzero(np.sqrt(1 + between / np.maximum((sds**2).mean(0), tiny)) > _RHAT)
-    if not apart.size:
+    suspects = np.flatnonzero(np.sqrt(1 + between / np.maximum((sds**2).mean(0), tiny)) > _RHAT)
+    if not suspects.size:
         return stuck
     few = np.linspace(0, len(halves) - 1, min(len(halves), _HALVES)).astype(int)
-    sizes = np.stack([effective_size(halves[i][None][..., apart], sds[i, apart]) for i in few])
-    within = np.maximum((sds[few][:, apart] ** 2 / sizes).mean(0), tiny)
+    sizes = np.stack(
+        [effective_size(halves[i][None][..., suspects], sds[i, suspects]) for i in few]
+    )
+    within = np.maximum((sds[few][:, suspects] ** 2 / sizes).mean(0), tiny)
     # Each half-chain's variance is known to its effective size less one: degrees of freedom of F.
     degrees = np.maximum((sizes - 1).sum(0), 1)
-    stuck[apart] |= between[apart] / within > f_distribution.isf(level, len(halves) - 1, degrees)
+    stuck[suspects] |= between[suspects] / within > f_distribution.isf(
+        level, len(halves) - 1, degrees
+    )
     return stuck
 
 

@@ -207,10 +207,12 @@ def misfit(
     # The error of the trapezoid is of third order; the floor keeps its inverse square finite.
     cubic = np.maximum(np.linalg.norm(step, axis=1), 1e-12) ** 3
     predicted = 0.5 * ((t[one] + t[two]) * step).sum(axis=1)
-    found = values[two] - values[one]
-    if np.median(np.abs(found + predicted) / cubic) < np.median(np.abs(found - predicted) / cubic):
-        found = -found
-    error = found - predicted
+    recorded = values[two] - values[one]
+    if np.median(np.abs(recorded + predicted) / cubic) < np.median(
+        np.abs(recorded - predicted) / cubic
+    ):
+        recorded = -recorded
+    error = recorded - predicted
     # The smallest difference of a rounded density is its rounding, that of others is next to
     # nothing.
     rounding = np.diff(levels).min() + 1e-13 * np.abs(levels).max()
@@ -221,8 +223,8 @@ def misfit(
         weighted = regressors * weight[:, None]
         bread = np.linalg.pinv(weighted.T @ weighted, hermitian=True)
         coefficients = bread @ (weighted.T @ (error * weight))
-        rest = error - regressors @ coefficients
-        third = (rest**2 - rounding**2 / 6) / cubic**2  # the difference of two rounded numbers
+        residual = error - regressors @ coefficients
+        third = (residual**2 - rounding**2 / 6) / cubic**2  # the difference of two rounded numbers
         # Winsorised: a few pairs across a ridge must not decide what is usual.
         size = (
             np.minimum(np.maximum(third, 0.0), 20 * np.median(np.abs(third))) @ cubic / cubic.sum()
@@ -230,7 +232,7 @@ def misfit(
         weight = 1 / np.hypot(np.sqrt(size) * cubic, rounding)
     # Pairs that share a draw are correlated: the sandwich sums over the pairs of each first draw.
     influence = np.zeros((m, d + 1))
-    np.add.at(influence, one, regressors * (rest * weight**2)[:, None])
+    np.add.at(influence, one, regressors * (residual * weight**2)[:, None])
     bread = np.linalg.pinv(
         (regressors * weight[:, None]).T @ (regressors * weight[:, None]), hermitian=True
     )

@@ -269,9 +269,9 @@ def _of_function(
     batch_size: int,
     discrete: dict[str, np.ndarray] | None = None,
 ) -> Scored:
-    def values(some: np.ndarray) -> np.ndarray:
+    def values(index: np.ndarray) -> np.ndarray:
         rows = (draws, *(() if discrete is None else (discrete,)))
-        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[some], rows)
+        rows = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:])[index], rows)
         return np.asarray(
             map_rows(lambda row: logdensity_fn(*row), rows, batch_size=batch_size), np.float64
         )
@@ -294,8 +294,8 @@ def check_evidence_exists(probed: ProbedModel) -> None:
     observed: list[str] = []
 
     def run() -> Array:
-        for found in (improper, altered, observed):
-            found.clear()  # of an attempt in the other precision
+        for collected in (improper, altered, observed):
+            collected.clear()  # of an attempt in the other precision
         # Improper priors cannot be sampled; init_to_sample can start them.
         started = handlers.substitute(probed.model, substitute_fn=init_to_sample)
         for name, site in handlers.trace(started).get_trace(*probed.args, **probed.kwargs).items():

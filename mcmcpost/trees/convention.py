@@ -78,7 +78,7 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
     if not weighted:
         refuse_weights("read_trace", tree)
     # nutpie writes float64, NumPyro and BlackJAX float32 by default.
-    x, s = (read_values(part, np.float64) for part in (draws, scores))
+    x, s = (read_values(variable, np.float64) for variable in (draws, scores))
     trace = make_trace(x, s, names, copy=False)
     return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
 

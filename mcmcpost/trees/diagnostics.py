@@ -234,16 +234,16 @@ def check_convergence(
         if transposed is None and _transposed(values):
             transposed = draws, values.shape[0]
         # Ranks of all scalars at once would be a copy as large as the trace.
-        for some in in_blocks(len(names), values.shape[0] * draws):
+        for block in in_blocks(len(names), values.shape[0] * draws):
             with np.errstate(all="ignore"):
-                rhat |= zip(names[some], rank_rhat(values[..., some]).tolist(), strict=True)
+                rhat |= zip(names[block], rank_rhat(values[..., block]).tolist(), strict=True)
     # NaN is a constant scalar or a single chain: neither is a disagreement.
     known = {name: value for name, value in rhat.items() if not np.isnan(value)}
     worst = max(known, key=known.__getitem__, default="")
     # R-hat itself scatters by some 1/n: at a fixed limit short chains that agree would be
     # complained about.
     limit = RHAT_LIMIT + RHAT_SHORT / draws
-    apart = sum(value > limit for value in known.values())
+    num_disagreeing = sum(value > limit for value in known.values())
     stats = tree.children.get(GROUP)
     diverging = (
         np.zeros(0)
@@ -255,7 +255,15 @@ def check_convergence(
     # NaN where no sampler recorded it
     divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)
     return Convergence(
-        largest, worst, apart, limit, divergences, diverging.size, weights, repeated, transposed
+        largest,
+        worst,
+        num_disagreeing,
+        limit,
+        divergences,
+        diverging.size,
+        weights,
+        repeated,
+        transposed,
     )
 
 
@@ -378,13 +386,13 @@ class RowDensity(NamedTuple):
 
     def slopes(self, points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m _"]:
         """Return the gradients at any points; NaN where the log density is not finite."""
-        found = np.full((len(points), self.draws.shape[-1]), np.nan)
+        gradients = np.full((len(points), self.draws.shape[-1]), np.nan)
         for i, point in enumerate(points):
             # Stan and PyMC raise, or return some numbers, for a gradient where the density is not
             # finite.
             if np.isfinite(self.logdensity(point)):
-                found[i] = self.gradient(point)
-        return found
+                gradients[i] = self.gradient(point)
+        return gradients
 
     def scored(self) -> Scored:
         """Return the draws with their scores."""
@@ -397,7 +405,7 @@ class RowDensity(NamedTuple):
         scores = self.slopes(points).reshape(self.draws.shape)
         return Scored(
             Trace(self.draws, scores, self.names),
-            lambda some: self.values(points[some]),
+            lambda index: self.values(points[index]),
             self.versions,
         )
 

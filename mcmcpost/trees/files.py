@@ -85,12 +85,12 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
             joined_groups[group] = (
                 parts[0]
                 .drop_attrs(deep=False)
-                .assign_attrs(_common([part.attrs for part in parts]))
+                .assign_attrs(_common([dataset.attrs for dataset in parts]))
             )
             continue
         differing = _differing(parts)
         joined = xarray.concat(
-            [part.drop_vars(["chain", *differing], errors="ignore") for part in parts],
+            [dataset.drop_vars(["chain", *differing], errors="ignore") for dataset in parts],
             dim="chain",
             # Without these three, variables without chains would get one, and equal coordinates be
             # compared value by value. "exact" raises where labels differ, in place of NaN.
@@ -150,8 +150,8 @@ def _check_same_groups(
                 cure,
             )
         sizes = [
-            {dim: size for dim, size in part.sizes.items() if dim != "chain"}
-            for part in (ours, theirs)
+            {dim: size for dim, size in dataset.sizes.items() if dim != "chain"}
+            for dataset in (ours, theirs)
         ]
         # there are no sums of ladders
         if sizes[0].get("draw") != sizes[1].get("draw") and TEMPERATURE not in sizes[0]:
@@ -339,15 +339,15 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
         raise InputError(
             where, "the JSON of an evidence", f"{type(error).__name__}: {error}", cure
         ) from error
-    found = content.get("evidence", content) if isinstance(content, dict) else content
-    if isinstance(found, list) and len(found) > 1:
+    record = content.get("evidence", content) if isinstance(content, dict) else content
+    if isinstance(record, list) and len(record) > 1:
         raise InputError(
             where,
             "the JSON of one evidence",
-            f"{len(found)}",
+            f"{len(record)}",
             "Print them one by one, a file for each.",
         )
-    one = found[0] if isinstance(found, list) and found else found
+    one = record[0] if isinstance(record, list) and record else record
     if not isinstance(one, dict) or "log_evidence" not in one:
         got = (
             f"the keys {', '.join(content) or 'of nothing'}"
@@ -481,21 +481,21 @@ def _storable(tree: "xarray.DataTree", zarr: bool) -> "tuple[xarray.DataTree, _A
     altered = _Altered([], [])
 
     def plain(owner: str, attrs: Mapping[Any, Any]) -> dict[Any, Any]:
-        found = {}
+        kept = {}
         for name, value in attrs.items():
             place = f"the attribute {name} of {owner}, a {type(value).__name__}"
             if _is_plain(value):
-                found[name] = (
+                kept[name] = (
                     np.asarray(value).astype(np.int8) if _is_boolean(value) and not zarr else value
                 )
             elif (text := _as_json(value)) is None:
                 altered.left_out.append(place)
             elif zarr:
-                found[name] = json.loads(text)
+                kept[name] = json.loads(text)
             else:
-                found[name] = text
+                kept[name] = text
                 altered.as_text.append(place)
-        return found
+        return kept
 
     new = tree.copy()
     for node in new.subtree:
@@ -578,12 +578,12 @@ def _in_order(tree: "xarray.DataTree", lazy: bool) -> "xarray.DataTree":
     if not isinstance(order, dict):
         raise TypeError(f"the attribute {_ORDER} is {order!r}")  # load_tree says where
     variables = [name for name in order.get("variables", []) if name in content.data_vars]
-    rest = [name for name in content.data_vars if name not in variables]
+    others = [name for name in content.data_vars if name not in variables]
     groups = [name for name in order.get("groups", []) if name in tree.children]
     groups += [name for name in tree.children if name not in groups]
     children = {name: _in_order(tree.children[name], lazy) for name in groups}
     ordered = xarray.Dataset(
-        {name: content[name] for name in [*variables, *rest]},
+        {name: content[name] for name in [*variables, *others]},
         coords=content.coords,
         attrs=content.attrs,
     )

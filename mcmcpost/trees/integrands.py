@@ -106,7 +106,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         raise InputError(
             "integrands", "at least one integrand", "none", "Name a variable or a function."
         )
-    names = tuple(name for part in parts for name in part.names)
+    names = tuple(name for integrand in parts for name in integrand.names)
     # Two columns of one name could not be told apart in a table, and would overwrite each other in
     # a mapping.
     if len(set(names)) != len(names):
@@ -121,13 +121,19 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
             "arrays without values",
             "Give one value a draw.",
         )
-    values = parts[0].values if len(parts) == 1 else _side_by_side([part.values for part in parts])
-    shapes = {name: shape for part in parts for name, shape in part.shapes.items()}
-    return Integrands(names, values, np.concatenate([part.events for part in parts]), shapes)
+    values = (
+        parts[0].values
+        if len(parts) == 1
+        else _side_by_side([integrand.values for integrand in parts])
+    )
+    shapes = {name: shape for integrand in parts for name, shape in integrand.shapes.items()}
+    return Integrands(
+        names, values, np.concatenate([integrand.events for integrand in parts]), shapes
+    )
 
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
-    width = sum(part.shape[-1] for part in parts)
+    width = sum(array.shape[-1] for array in parts)
     return np.concatenate(parts, axis=-1, out=np.zeros((*parts[0].shape[:2], width)))
 
 
@@ -160,8 +166,8 @@ class PosteriorVariables(NamedTuple):
             yield self.draws()
             return
         width = sum(variable[:, 0].size for variable in self.usable.values())
-        for some in slices_of(merged(chunked[0].data.chunks[1], max(1, ENTRIES // width))):
-            yield {name: variable[:, some].values for name, variable in self.usable.items()}
+        for chunk in slices_of(merged(chunked[0].data.chunks[1], max(1, ENTRIES // width))):
+            yield {name: variable[:, chunk].values for name, variable in self.usable.items()}
 
     def scalars(self) -> "Iterator[tuple[tuple[str, ...], Float[np.ndarray, 'c n p']]]":
         """Yield the names and values of the elements of each usable variable, of float64 variables
@@ -256,15 +262,19 @@ def _of_entries(
     computed = any(map(callable, entries.values()))
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
-    found = _evaluated(entries, variables, chains_draws) if computed else {}
+    arrays = _evaluated(entries, variables, chains_draws) if computed else {}
     # A parameter that is zero throughout is fixed; an event that is zero throughout was not seen,
     # and has an error.
     floats = (variable for variable in variables.usable.values() if variable.dtype.kind == "f")
     parameters = {name for variable in floats for name in names_of(variable)}
     parts = []
     for name, entry in entries.items():
-        part = _of_array(tree, name, found.get(name, entry), chains_draws)
-        parts.append(part._replace(events=np.array([own not in parameters for own in part.names])))
+        integrand = _of_array(tree, name, arrays.get(name, entry), chains_draws)
+        parts.append(
+            integrand._replace(
+                events=np.array([element not in parameters for element in integrand.names])
+            )
+        )
     return parts
 
 
@@ -329,27 +339,27 @@ def _evaluated(
     evaluators = {
         name: _evaluator(name, entry) for name, entry in entries.items() if callable(entry)
     }
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     start = 0
     for draws in variables.pieces():
         rows = _rows(draws)
         for name, evaluate in evaluators.items():
             values = evaluate(rows)
             values = values.reshape(chains_draws[0], -1, *values.shape[1:])
-            if name not in found:
-                found[name] = np.zeros((*chains_draws, *values.shape[2:]), values.dtype)
-            kept = found[name]
+            if name not in arrays:
+                arrays[name] = np.zeros((*chains_draws, *values.shape[2:]), values.dtype)
+            kept = arrays[name]
             if values.shape[2:] != kept.shape[2:]:
                 raise _ragged(name, {values.shape[2:], kept.shape[2:]})
             # The first piece fixed the type by its own values.
             # untraced, it may return 0 here and 0.5 there
             if not np.can_cast(values.dtype, kept.dtype, "safe"):
-                found[name] = np.zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
-                found[name][:, :start] = kept[:, :start]
+                arrays[name] = np.zeros(kept.shape, np.promote_types(values.dtype, kept.dtype))
+                arrays[name][:, :start] = kept[:, :start]
             stop = start + values.shape[1]
-            found[name][:, start:stop] = values
+            arrays[name][:, start:stop] = values
         start = stop
-    return found
+    return arrays
 
 
 def _evaluator(

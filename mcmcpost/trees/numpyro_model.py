@@ -77,8 +77,8 @@ class ProbedModel(NamedTuple):
         sizes = np.cumsum([math.prod(shape) for shape in self.shapes.values()])
         parts = jnp.split(draw, sizes[:-1])
         return {
-            site: part.reshape(shape)
-            for (site, shape), part in zip(self.shapes.items(), parts, strict=True)
+            site: segment.reshape(shape)
+            for (site, shape), segment in zip(self.shapes.items(), parts, strict=True)
         }
 
     def sites_of(self, draw: Array) -> dict[str, Array]:
@@ -173,7 +173,7 @@ class ProbedModel(NamedTuple):
 
     def discrete_of(self, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """Return the draws (c, n, ...) of the discrete sites, in their dtypes."""
-        found = {}
+        draws = {}
         for site, one in self.discrete.items():
             values, cure = samples[site], "Pass the trace of this model."
             if values.shape[2:] != one.shape:
@@ -189,8 +189,8 @@ class ProbedModel(NamedTuple):
                 raise InputError(
                     self.where, f"whole numbers as draws of the discrete site `{site}`", got, cure
                 )
-            found[site] = values.astype(one.dtype)
-        return found
+            draws[site] = values.astype(one.dtype)
+        return draws
 
     def _check_support(
         self, samples: dict[str, np.ndarray], draws: Float[np.ndarray, "c n d"]
@@ -371,8 +371,8 @@ def probe_model(
     observed: list[str] = []
 
     def run() -> Array:
-        for found in (sites, shapes, discrete, refused, fixed, kept, observed):
-            found.clear()  # of an attempt in the other precision
+        for collected in (sites, shapes, discrete, refused, fixed, kept, observed):
+            collected.clear()  # of an attempt in the other precision
         # Improper priors cannot be sampled; init_to_sample can start them.
         trace = handlers.trace(handlers.substitute(seeded, substitute_fn=init_to_sample)).get_trace(
             *args, **kwargs

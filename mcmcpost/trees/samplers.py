@@ -137,7 +137,7 @@ def _with_dotted_sites(mcmc: "numpyro.infer.MCMC") -> "tuple[numpyro.infer.MCMC,
     """Return the run with "." for "/" in the names of its sites, and the old names of those by the
     new ones."""
     kept, model = mcmc._states, mcmc.sampler.model
-    sites = [name for part in kept.values() if isinstance(part, dict) for name in part]
+    sites = [name for state in kept.values() if isinstance(state, dict) for name in state]
     slashed = {dotted(name): name for name in sites if "/" in str(name)}
     if not slashed or model is None:
         return mcmc, {}
@@ -146,12 +146,14 @@ def _with_dotted_sites(mcmc: "numpyro.infer.MCMC") -> "tuple[numpyro.infer.MCMC,
     new.sampler = copy.copy(mcmc.sampler)
     new.sampler._model = with_dotted_sites("from_numpyro", model)
 
-    def renamed(part: Any) -> Any:
+    def renamed(state: Any) -> Any:
         return (
-            {dotted(name): leaf for name, leaf in part.items()} if isinstance(part, dict) else part
+            {dotted(name): leaf for name, leaf in state.items()}
+            if isinstance(state, dict)
+            else state
         )
 
-    new._states = {field: renamed(part) for field, part in kept.items()}
+    new._states = {field: renamed(state) for field, state in kept.items()}
     # chains together
     new._states_flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), new._states)
     return new, slashed
@@ -396,12 +398,12 @@ def _on_rows(
 
 
 def _statistics(states: Any, info: Any, dims: tuple[str, ...]) -> dict[str, np.ndarray]:
-    found = {
+    statistics = {
         name: getattr(info, field) for field, name in _STATISTICS.items() if hasattr(info, field)
     }
     if hasattr(states, "logdensity"):
-        found["lp"] = states.logdensity
-    return {name: _chain_draw_first(value, dims) for name, value in found.items()}
+        statistics["lp"] = states.logdensity
+    return {name: _chain_draw_first(value, dims) for name, value in statistics.items()}
 
 
 def _tree(sites: dict[str, np.ndarray], statistics: dict[str, np.ndarray]) -> "xarray.DataTree":
@@ -476,7 +478,8 @@ def pymc_density(
     def point(row: np.ndarray) -> dict[str, np.ndarray]:
         parts = zip(shapes, np.split(row, cuts), strict=True)
         return {
-            name: part.reshape(shapes[name]).astype(types[name], copy=False) for name, part in parts
+            name: segment.reshape(shapes[name]).astype(types[name], copy=False)
+            for name, segment in parts
         }
 
     return RowDensity(
@@ -529,14 +532,14 @@ def _narrows(variable: Any, transform: Any) -> bool:
     logarithm of a normal."""
     from pymc.distributions.transforms import _default_transform
 
-    own, chosen = (
+    default, chosen = (
         type(_default_transform(variable.owner.op, variable)).__name__,
         type(transform).__name__,
     )
     return (
         transform is not None
-        and own != chosen
-        and not any({own, chosen} <= group for group in SAME_SUPPORT)
+        and default != chosen
+        and not any({default, chosen} <= group for group in SAME_SUPPORT)
     )
 
 

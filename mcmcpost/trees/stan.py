@@ -405,7 +405,7 @@ def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
     # A person names the outputs alone, as CmdStan's guide does.
     if outputs and not diagnostics:
         beside = {output.path: _diagnostic_beside(output) for output in outputs}
-        lacking = [str(path) for path, found in beside.items() if found is None]
+        lacking = [str(path) for path, diagnostic in beside.items() if diagnostic is None]
         if len(lacking) == len(outputs):
             return _unscored(outputs)
         if lacking:
@@ -472,8 +472,8 @@ def _scored(
         tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_"))
         for chain in diagnostics
     ]
-    for chain, own in zip(diagnostics, names, strict=True):
-        if not own or not set(own) <= set(chain.table.columns):
+    for chain, parameters in zip(diagnostics, names, strict=True):
+        if not parameters or not set(parameters) <= set(chain.table.columns):
             raise InputError(
                 _WHERE,
                 f"columns g_NAME, the gradients, beside NAME in {chain.path}",
@@ -522,7 +522,7 @@ def _tree(
     tree[GROUP] = xarray.DataTree(sample_dataset(sampler_statistics(statistics)))
     settings = chains[0].settings
     release = ".".join(
-        settings.get(f"stan_version_{part}", "?") for part in ("major", "minor", "patch")
+        settings.get(f"stan_version_{level}", "?") for level in ("major", "minor", "patch")
     )
     tree[GROUP].attrs |= {"stan_version": release, "stan_model": settings.get("model", "unknown")}
     tree.attrs |= {
@@ -612,14 +612,14 @@ def _read(path: Path) -> _File:
 
 def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
     check_equal_lengths(_WHERE, [len(chain.table) for chain in chains])
-    labels = {str(chain.path): own for chain, own in zip(chains, names, strict=True)}
+    labels = {str(chain.path): parameters for chain, parameters in zip(chains, names, strict=True)}
     check_same_order(_WHERE, labels)
-    for path, own in labels.items():
-        if own != names[0]:
+    for path, parameters in labels.items():
+        if parameters != names[0]:
             raise InputError(
                 _WHERE,
                 f"the parameters {', '.join(names[0])} in {path}",
-                ", ".join(own),
+                ", ".join(parameters),
                 "Give one run's files.",
             )
     # A chain that is given twice, under one path or as a copy.

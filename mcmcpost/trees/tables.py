@@ -47,15 +47,15 @@ def variables(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
             raise InputError(
                 "Tables", f"each element of {name} once", f"{same} and {column}", "Leave one out."
             )
-    found: dict[str, np.ndarray] = {}
+    arrays: dict[str, np.ndarray] = {}
     for name, elements in groups.items():
         array = _array({index: columns[column] for index, column in elements.items()})
-        found |= (
+        arrays |= (
             {column: columns[column] for column in elements.values()}
             if array is None
             else {name: array}
         )
-    return found
+    return arrays
 
 
 def _parent(column: str) -> str:
@@ -127,11 +127,11 @@ STATISTICS = {
 def sampler_statistics(columns: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
     """Return those of the columns (c, n) that are statistics of Stan's sampler, under ArviZ's
     names."""
-    found = {name: columns[column] for column, name in STATISTICS.items() if column in columns}
+    statistics = {name: columns[column] for column, name in STATISTICS.items() if column in columns}
     # CmdStan writes 0 and 1; ArviZ's schema has booleans.
-    if "diverging" in found:
-        found["diverging"] = found["diverging"].astype(bool)
-    return found
+    if "diverging" in statistics:
+        statistics["diverging"] = statistics["diverging"].astype(bool)
+    return statistics
 
 
 PREFIX = "gradient_"
@@ -166,10 +166,10 @@ def read_csv(path: Path) -> "xarray.DataTree":
     table = _numbers(path)
     known = {str(column).lower(): str(column) for column in table}
     place = {
-        name: known[own]
+        name: known[spelling]
         for name, names in (("chain", _CHAIN), ("draw", _DRAW))
-        for own in names
-        if own in known
+        for spelling in names
+        if spelling in known
     }
     chains = _chains(path, table, place)
     kept = [name for name in table.columns if name.lower() not in (*_CHAIN, *_DRAW)]
@@ -250,7 +250,7 @@ parameters."""
 def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trace) -> None:
     """Warn of columns without a gradient that look like parameters: what varies and is no function
     of the others."""
-    found = []
+    suspects = []
     for name, values in alone.items() if trace.draws[..., 0].size >= ENOUGH else ():
         if name in NO_PARAMETERS:
             continue
@@ -260,10 +260,10 @@ def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trac
         with np.errstate(all="ignore"):
             z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))
         if (z < APART).all():
-            found.append(name)
-    if found:
+            suspects.append(name)
+    if suspects:
         warn(
-            f"{_WHERE}: {', '.join(found)} in {path} without a column {PREFIX}NAME: taken for "
+            f"{_WHERE}: {', '.join(suspects)} in {path} without a column {PREFIX}NAME: taken for "
             "a quantity, but it looks like a parameter. Add the gradients of all parameters: "
             "gains are smaller without."
         )

@@ -149,7 +149,7 @@ def resample(
     if weights.num_live is not None:
         rows = rows[np.asarray(jax.random.permutation(second, size))]
     chain, draw = (
-        xarray.DataArray(part, dims="draw") for part in np.divmod(rows, weights.values.shape[1])
+        xarray.DataArray(index, dims="draw") for index in np.divmod(rows, weights.values.shape[1])
     )
     new = tree.copy()
     coords = {"chain": [0], "draw": np.arange(size)}
