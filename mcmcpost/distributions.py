@@ -10,7 +10,7 @@ from mcmcpost.core.arguments import check_number, check_probabilities
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64
 from mcmcpost.over_chunks import OverChunks
-from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
+from mcmcpost.sample import Question, contradicted, make_question, warn_of_contradiction
 from mcmcpost.sums import InChunks, is_summed
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def distribution(
     options = Options(folds=folds, allow_bad_scores=allow_bad_scores)
     if is_summed(tree, method, options):
         return distribution_of_chunks(InChunks.of(tree, integrands, method, options))
-    return answer_distribution(pose(tree, integrands, method, options, weighted=True))
+    return answer_distribution(make_question(tree, integrands, method, options, weighted=True))
 
 
 def answer_distribution(question: Question) -> Distribution:

@@ -43,7 +43,7 @@ from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, wa
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import NOT_TRACEABLE, in_float64
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
-from mcmcpost.sample import Question, contradicted, pose, warn_of_contradiction
+from mcmcpost.sample import Question, contradicted, make_question, warn_of_contradiction
 from mcmcpost.sums import InChunks, as_moments, expectation_of_moments, is_summed
 from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
 from mcmcpost.trees.convention import oriented
@@ -284,7 +284,7 @@ class Answers(NamedTuple):
         if is_summed(tree, method, options):
             chunks = InChunks.of(tree, integrands, method, options)
             return cls(chunks.question, chunks)
-        return cls(pose(tree, integrands, method, options, weighted=weighted), None)
+        return cls(make_question(tree, integrands, method, options, weighted=weighted), None)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -598,7 +598,7 @@ def elpd(
     densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(pointwise.names)}
     densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(pointwise.names)}
     options = Options(standardize, folds, allow_bad_scores, fallback)
-    question = pose(tree, densities, method, options, weighted=True)
+    question = make_question(tree, densities, method, options, weighted=True)
     # Sums over observations are functions of all 2n means, whose errors are correlated: hence
     # memory of (2n)².
     n = len(pointwise.names)

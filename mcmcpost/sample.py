@@ -97,7 +97,7 @@ class Question(NamedTuple):
     seconds: float | None
 
 
-def pose(
+def make_question(
     tree: "xarray.DataTree",
     integrands: Any,
     method: str | AbstractControlVariate,

@@ -19,7 +19,7 @@ from mcmcpost.core.errors import WORST_FIRST, InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, weights_khat
 from mcmcpost.core.precision import in_float64
 from mcmcpost.core.runtime import json_able
-from mcmcpost.sample import Question, pose
+from mcmcpost.sample import Question, make_question
 from mcmcpost.trees import integrand_values
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def reweight_prior(
         raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
     ratio = np.exp(logs - top)
     # Weighted draws are refused here: their weights would have to enter the ratio.
-    question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
+    question = make_question(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
     names, values = question.sample.names, question.sample.values
     weight = ratio / ratio.sum()
     first = values[0, 0]
@@ -194,7 +194,7 @@ def hyper_derivatives(
     power scaling.
     """
     g = _one_value("hyper_derivatives", tree, "slope", slope)
-    question = pose(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
+    question = make_question(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
     names, values = question.sample.names, question.sample.values
     # Centred and scaled: Cov(f, g) of a log likelihood near −1e6 would lose its digits to the
     # product of the means.

@@ -25,7 +25,7 @@ from mcmcpost.core.arguments import (
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean, significant
 from mcmcpost.expectations import answer
-from mcmcpost.sample import pose
+from mcmcpost.sample import make_question
 from mcmcpost.sums import places_named
 from mcmcpost.trees import from_numpyro
 from mcmcpost.trees.convention import DRAWS, GROUP
@@ -380,7 +380,7 @@ def until(
             wanted = min(max(needed, done + 1), most)
     assert tree is not None
     if estimate is None:  # of an interrupted look
-        estimate = answer(pose(tree, integrands, method, Options(), weighted=True))
+        estimate = answer(make_question(tree, integrands, method, Options(), weighted=True))
     else:
         for one in said:
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
@@ -411,7 +411,7 @@ def look(
 ) -> tuple[Look, Estimate]:
     """Return how far the draws are from the errors that were asked for, and the estimate."""
     # The whole reduction, since the errors that count are the controlled ones.
-    question = pose(tree, integrands, method, Options(), weighted=True)
+    question = make_question(tree, integrands, method, Options(), weighted=True)
     estimate = answer(question)
     aims = _aims(estimate.names, mcse) * (estimate.sd if relative else 1.0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -43,7 +43,7 @@ from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.sample import (
     Question,
     contradicted,
-    pose,
+    make_question,
     resolve_method,
     warn_of_contradiction,
     warn_of_not_finite,
@@ -127,7 +127,7 @@ def moments(
             _cut(tree, draw=slice(start, None)),
             _arrays_cut(integrands, slice(None), slice(start, None)),
         )
-    question = pose(tree, integrands, method, options)
+    question = make_question(tree, integrands, method, options)
     features = _features(question, resolve_method(method), layout, like)
     trace = question.sample.trace
     sums = in_float64(sums_of)(
@@ -402,7 +402,7 @@ class InChunks(NamedTuple):
             later = slice(start, None)
             tree, integrands = _cut(tree, draw=later), _arrays_cut(integrands, slice(None), later)
         seen = _evenly_spaced(tree, integrands, _step_of(draws.shape, layout.step))
-        question = pose(*seen, method, options, whole=tree)
+        question = make_question(*seen, method, options, whole=tree)
         integrands = list(posterior_variables(tree).usable) if integrands is None else integrands
         return cls(tree, integrands, layout, fingerprints, question)
 

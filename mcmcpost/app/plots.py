@@ -51,6 +51,7 @@ from mcmcpost.core.runtime import did_you_mean, digits_of, significant
 from mcmcpost.distributions import distribution, resolve_interval
 from mcmcpost.evidence import PATH_POWER, REFERENCE_POWER, BridgeOverlap, Evidence, PathDiagnostics
 from mcmcpost.scores import ScoreCheck
+from mcmcpost.sums import places_named
 from mcmcpost.tasks import JointEstimate
 
 if TYPE_CHECKING:
@@ -322,13 +323,7 @@ def _of_names(where: str, dist: Distribution, names: Sequence[str]) -> Distribut
                 f"{', '.join(dict.fromkeys(map(variable_of, dist.names)))}."
             )
             raise InputError(where, "`var_names` of the distribution", name, cure)
-    chosen = [
-        j
-        for name in names
-        for j, quantity in enumerate(dist.names)
-        if name in (quantity, variable_of(quantity))
-    ]
-    places = list(dict.fromkeys(chosen))
+    places = list(dict.fromkeys(j for name in names for j in places_named(dist.names, name)))
     kept, place = np.unique(dist.place[places], return_inverse=True)
     # Quantiles are found of all quantities of the sample at once: only those that are drawn stay in
     # it.

@@ -22,8 +22,8 @@ from mcmcpost.control.standard_errors import (
     DISAGREEMENT,
     Residuals,
     heavy_tailed,
-    judge,
     plain_means,
+    reported_columns,
     total_error,
 )
 from mcmcpost.core.arguments import check_tree_type
@@ -436,7 +436,7 @@ def assemble(
             mean = subset.location + subset.scale * chosen.mean
             # In the problem's units, in which integrands have unit standard deviation.
             mcse = subset.scale * total_error(subset, chosen, seen.error / subset.scale)
-            judged = judge(
+            judged = reported_columns(
                 mean, mcse, seen, without, chosen.status, chosen.method, subset.outline, options
             )
             # A control variate that was not believed leaves no trace in residuals and covariance.

@@ -377,7 +377,7 @@ class Residuals(NamedTuple):
             )
 
 
-def judge(
+def reported_columns(
     mean: Float[np.ndarray, " k"],
     mcse: Float[np.ndarray, " k"],
     seen: Residuals,

@@ -31,7 +31,13 @@ from mcmcpost.control.linear import NEED, LinearFits, Part, choose_families, sys
 from mcmcpost.control.method import PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
-from mcmcpost.control.standard_errors import Columns, Residuals, combined_error, heavy_tailed, judge
+from mcmcpost.control.standard_errors import (
+    Columns,
+    Residuals,
+    combined_error,
+    heavy_tailed,
+    reported_columns,
+)
 from mcmcpost.core.arguments import MOMENTS
 from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import mcse_mean, participants
@@ -470,7 +476,7 @@ class TraceMoments(NamedTuple):
         )
         mcse = unit * combined_error(outline, fits.mean, fits.refits, crossfit, error, fits.doubt)
         without = columnwise(lambda field: field[columns], plain)
-        return judge(
+        return reported_columns(
             location + unit * fits.mean,
             mcse,
             seen,
