@@ -47,6 +47,9 @@ UNKNOWN = (
 BATCH = 250
 """Draws of each chain between looks, at least."""
 
+MAX_DRAWS = 100_000
+"""Draws of all chains together, at most."""
+
 AHEAD = 1.1
 """Draws asked for over those that the present errors call for, so that chance does not need one
 batch more."""
@@ -105,7 +108,7 @@ def sample_until(
     num_chains: int = 4,
     num_warmup: int = 1_000,
     batch: int = BATCH,
-    max_draws: int = 100_000,
+    max_draws: int = MAX_DRAWS,
     progress: bool = True,
     model_kwargs: Mapping[str, Any] | None = None,
 ) -> SampledUntil:

@@ -135,8 +135,11 @@ def sample(
         typer.Option("--relative", help="Errors of --until are in posterior standard deviations."),
     ] = False,
     max_draws: Annotated[
-        int, typer.Option(help="Draws of all chains together at most, of --until.", min=1)
-    ] = 100_000,
+        int | None,
+        typer.Option(
+            help="Draws of all chains together at most, of --until [default: 100000].", min=1
+        ),
+    ] = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
@@ -145,17 +148,17 @@ def sample(
         from mcmcpost.app.edge import phase
         from mcmcpost.app.source import keeping, sample_model
         from mcmcpost.core.runtime import number_of_draws
-        from mcmcpost.stopping import BATCH, Goal, check_goal
+        from mcmcpost.stopping import BATCH, MAX_DRAWS, Goal, check_goal
         from mcmcpost.trees import check_convergence, posterior_variables
 
         # An output that cannot be written is refused before minutes of sampling.
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
-        if until is None and relative:
-            raise InputError(
-                "--relative: expected --until, got none. It is the unit of that error."
-            )
-        goal = None if until is None else Goal(until, relative, max_draws)
+        if until is None and (relative or max_draws is not None):
+            name, what = ("relative", "unit") if relative else ("max-draws", "bound on the draws")
+            raise InputError(f"--{name}: expected --until, got none. It is the {what} of that.")
+        most = MAX_DRAWS if max_draws is None else max_draws
+        goal = None if until is None else Goal(until, relative, most)
         # With --until the draws are those of a batch, which are looked at again and again.
         settings = settings_of(given, POSTERIOR if goal is None else POSTERIOR | {"draws": BATCH})
         if goal is not None:

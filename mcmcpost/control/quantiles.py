@@ -38,6 +38,13 @@ SMALL_PART = 0.3
 WRONG = 0.1
 """Relative error of a density from a distribution function at three points."""
 
+JUMPS = 10.0
+"""Jumps of a controlled distribution function at a draw beyond which a change of it is one."""
+
+WIDEN, MOST_WIDENED = 4.0, 8
+"""Factor by which an error grows, and how often at most, until the distribution function is that
+far from the level on both sides."""
+
 STRAIGHT = 0.1
 """Relative error of a tail's probability up to which the error of its quantile is that of the
 probability over p."""
@@ -128,19 +135,29 @@ def _search(
     quantile, slope = _bracketed(dist, draws.invert(levels), levels, draws.invert)
     # Draws are centred, and what is small beside their mean has lost digits by that.
     rounding = np.finfo(float).eps * np.abs(draws.values.mean(axis=0))
-    before = None
+
+    def distribution_function(at: np.ndarray) -> Estimate:
+        below = np.where(draws.finite, draws.values <= at, np.nan)
+        below = below.reshape(*sample.values.shape[:2], -1)
+        return dist.events(below, (at * each).reshape(p, -1), shared=False)[0]
+
+    before, first_slope = None, slope
     for turn in range(MOST_PASSES):
         at = quantile
-        below = np.where(draws.finite, draws.values <= at, np.nan).reshape(
-            *sample.values.shape[:2], -1
-        )
-        estimate, _ = dist.events(below, (at * each).reshape(p, -1), shared=False)
+        estimate = distribution_function(at)
         if before is not None:
             # The secant: between two points that are close the function is known better than at
             # three far apart.
             with np.errstate(invalid="ignore", divide="ignore"):
-                secant = (estimate.mean - before[1]) / (at - before[0])
-            slope = np.where((secant > slope / 2) & (secant < 2 * slope), secant, slope)
+                change = estimate.mean - before[1]
+                secant = change / (at - before[0])
+                # What is left of an indicator jumps at every draw, and may be most of the change.
+                jump = estimate.mcse / estimate.mcse_plain / len(draws.values)
+                ratio = secant / slope
+            # A density that falls is believed; one that rises may be that of a map which is known
+            # at draws only, and has too small an error.
+            falls = (ratio > 0) & (ratio <= 0.5) & (np.abs(change) > JUMPS * jump)
+            slope = np.where(falls | ((ratio > 0.5) & (ratio < 2)), secant, slope)
         before = at, estimate.mean
         newton = (estimate.mcse < estimate.mcse_plain) & (slope > 0)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -157,6 +174,20 @@ def _search(
         if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
             break
     error = np.where(newton, np.hypot(known, remainder), np.nan)
+    # Where the density changes by more than a factor of two on the way, as about zero that of the
+    # cube root of a normal, no slope is that of the quantile. What is certain is where the
+    # distribution function is further from the level than its error, on either side.
+    changed = (slope < first_slope / 2) | (slope > 2 * first_slope)
+    doubted = newton & (changed | (remainder > SMALL_PART * known))
+    for side in (-1, 1) if doubted.any() else ():
+        reach, short = np.where(doubted, error, 0.0), doubted.copy()
+        for _ in range(MOST_WIDENED):
+            beyond = side * (distribution_function(quantile + side * reach).mean - levels)
+            short &= ~(beyond >= estimate.mcse / 2)
+            if not short.any():
+                break
+            reach = np.where(short, WIDEN * reach, reach)
+        error = np.where(doubted, np.fmax(error, reach), error)
     return _Root(estimate, quantile, np.abs(quantile - at), error)
 
 

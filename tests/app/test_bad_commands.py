@@ -116,6 +116,8 @@ REFUSED = [
     ("reduce @/trace.nc -o out", ".nc or .zarr"),
     ("reduce @/trace.nc -o no/out.nc", "existing folder"),
     ("reduce @/trace.nc -o @/trace.nc", "which exists"),
+    ("sample @/model.py -o out.nc --relative", "--relative: expected --until"),
+    ("sample @/model.py -o out.nc --max-draws 10", "--max-draws: expected --until"),
     ("sample @/trace.nc -o out.nc", "trace.nc"),
     ("sample @/missing.py -o out.nc", "missing.py"),
     ("sample @/no_model.py -o out.nc", "no `model`"),
