@@ -155,8 +155,10 @@ def sample(
         check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         if until is None and (relative or max_draws is not None):
-            name, what = ("relative", "unit") if relative else ("max-draws", "bound on the draws")
-            raise InputError(f"--{name}: expected --until, got none. It is the {what} of that.")
+            name, use = (
+                ("relative", "is its unit") if relative else ("max-draws", "bounds its draws")
+            )
+            raise InputError(f"--{name}: expected --until, got none. It {use}.")
         most = MAX_DRAWS if max_draws is None else max_draws
         goal = None if until is None else Goal(until, relative, most)
         # With --until the draws are those of a batch, which are looked at again and again.
