@@ -170,8 +170,8 @@ class Model(NamedTuple):
         if not self.long_run:
             return _eight_schools.means()
         tree = self.batches(jax.random.key(2_000), self.long_run // 4)(1)
-        found = mp.expectation(tree, method=self.method)
-        return dict(zip(found.names, found.mean.tolist(), strict=True))
+        estimate = mp.expectation(tree, method=self.method)
+        return dict(zip(estimate.names, estimate.mean.tolist(), strict=True))
 
 
 MODELS = {
@@ -189,7 +189,7 @@ def run_model(name: str, model: Model, runs: int) -> dict[str, Any]:
     stopped: list[tuple[np.ndarray, float, int, float]] = []
     for replicate in range(runs):
         since = time.process_time()
-        found = until(
+        sampled = until(
             model.batches(jax.random.key(replicate), BATCH),
             None,
             METHOD,
@@ -199,8 +199,8 @@ def run_model(name: str, model: Model, runs: int) -> dict[str, Any]:
             progress=False,
         )
         seconds = time.process_time() - since
-        assert found.reached
-        estimate, sizes = found.estimate, found.tree["posterior"].sizes
+        assert sampled.reached
+        estimate, sizes = sampled.estimate, sampled.tree["posterior"].sizes
         worst = int(np.argmax(estimate.mcse / estimate.sd))
         stopped.append(
             (
@@ -210,7 +210,7 @@ def run_model(name: str, model: Model, runs: int) -> dict[str, Any]:
                 4 * sizes["draw"] * estimate.gain[worst],
             )
         )
-    errors, seconds, draws, plain = (np.array(part) for part in zip(*stopped, strict=True))
+    errors, seconds, draws, plain = (np.array(column) for column in zip(*stopped, strict=True))
     fixed_errors, fixed_seconds = [], []
     length = round(draws.mean() / 4)
     for replicate in range(runs):
@@ -252,14 +252,14 @@ def _standardised(estimate: Any, truth: dict[str, float]) -> np.ndarray:
 def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--runs 4")
-    parser.add_argument("--runs", type=int, help="by default 200, and 8 of models")
+    parser.add_argument("--runs", type=int, help="by default 200, and 6 of models")
     parser.add_argument("--models", nargs="*", choices=[*MODELS], help="by default all")
     args = parser.parse_args()
     rows = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if args.models is not None:
-            chosen, runs = args.models or [*MODELS], args.runs or 8
+            chosen, runs = args.models or [*MODELS], args.runs or 6
             for name in chosen:
                 rows.append(run_model(name, MODELS[name], runs))
                 emit(

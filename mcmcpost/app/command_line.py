@@ -243,10 +243,8 @@ def reduce(
 
         # Everything that was typed is parsed before a file is opened: a misspelt expression must
         # not cost a run.
-        selection, chosen = (
-            Asked(parse_expressions(expect or []), var_names, filter_vars),
-            method.value,
-        )
+        selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        chosen = method.value
         probabilities = check_probabilities(quantile) if quantile else None
         beyond = Beyond(
             probabilities,

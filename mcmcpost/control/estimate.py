@@ -420,10 +420,8 @@ def assemble(
         source[columns] = len(plain.mean) + np.arange(len(columns))
         for chunk in in_blocks(len(columns), values.shape[0] * values.shape[1]):
             index, subset = columns[chunk], problem.select(chunk)
-            selected, residual = (
-                columns_of(values, index),
-                np.zeros((*values.shape[:2], len(index))),
-            )
+            selected = columns_of(values, index)
+            residual = np.zeros((*values.shape[:2], len(index)))
             # Views of the same memory: blocks of rows are written in place of a copy of all draws.
             rows = residual.reshape(-1, len(index)), selected.reshape(-1, len(index))
             for block in in_blocks(*rows[0].shape):

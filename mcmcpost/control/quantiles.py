@@ -39,11 +39,14 @@ WRONG = 0.1
 """Relative error of a density from a distribution function at three points."""
 
 JUMPS = 10.0
-"""Jumps of a controlled distribution function at a draw beyond which a change of it is one."""
+"""Jumps of a controlled distribution function at a draw beyond which a change of it is one.
+
+A guard, not tuned: quantiles of log gammas, gammas, normals and t5 are the same with it.
+"""
 
 WIDEN, MOST_WIDENED = 4.0, 8
 """Factor by which an error grows, and how often at most, until the distribution function is that
-far from the level on both sides."""
+far from the level on both sides: up to 65,536 times, beyond which the quantile is the plain one."""
 
 STRAIGHT = 0.1
 """Relative error of a tail's probability up to which the error of its quantile is that of the
@@ -111,7 +114,8 @@ class _Root(NamedTuple):
     """Where controlled distribution functions have q levels.
 
     estimate : of the probabilities at the last points. moved : (q,) from these to the quantiles.
-    error : (q,) of the quantiles, by the slope; NaN where it is not known.
+    error : (q,) of the quantiles, by the slope; NaN where it is not known, infinite where the level
+        was not found on one side.
     """
 
     estimate: Estimate
@@ -187,7 +191,7 @@ def _search(
             if not short.any():
                 break
             reach = np.where(short, WIDEN * reach, reach)
-        error = np.where(doubted, np.fmax(error, reach), error)
+        error = np.where(doubted, np.fmax(error, np.where(short, np.inf, reach)), error)
     return _Root(estimate, quantile, np.abs(quantile - at), error)
 
 
@@ -199,7 +203,8 @@ def quantiles(dist: "Distribution", probabilities: Float[np.ndarray, " a"]) -> E
     the previous pass. Where F_cv rises at three points about the quantile it is q₀ − (F_cv(q₀) −
     π)/p, by Newton's method and then by secants, with p the slope of F_cv, since order statistics
     are 1/(n p) apart, which may be more than the error; and that is mcse/p, with what the method
-    leaves. A quantile whose controlled error is not the smaller one is the plain one.
+    leaves, and at least as far as F_cv is within its error of π where p changes on the way. A
+    quantile whose controlled error is not the smaller one is the plain one.
 
     The error of a plain quantile is the root mean square distance from those at the levels where it
     may stand, which are distributed as those of an order statistic of S independent draws, S the
