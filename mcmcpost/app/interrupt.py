@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,9 @@ ENDING = tuple(
 """Ctrl-C, `kill`, and a terminal that is closed."""
 
 CLEAR_LINE = "\r\x1b[K"
+
+SETTLING = 0.1
+"""Seconds for writes of other threads to end that have begun: they hold the stream as it was."""
 
 
 @contextmanager
@@ -59,6 +63,7 @@ def _leave(number: int) -> None:
         last = f"{CLEAR_LINE if os.isatty(2) else ''}mcmcpost: interrupted\n"
         terminal = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        time.sleep(SETTLING)
         os.write(terminal, last.encode())
         remove_unfinished()
     finally:
