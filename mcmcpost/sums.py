@@ -145,6 +145,7 @@ def _with_facts(features: Features, sums: Sums, question: Question, layout: Layo
         low=sums.low,
         high=sums.high,
         missing=sums.missing,
+        passages=sums.passages,
         groups=(sums.chains,),
         verified=question.options.verified,
         bad_scores=question.options.bad_scores,

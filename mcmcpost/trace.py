@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.core.arguments import as_float64, as_labels, check_size
-from mcmcpost.core.arrays import sampling_step
+from mcmcpost.core.arrays import in_blocks, sampling_step
 from mcmcpost.core.errors import ADDED, InputError
 from mcmcpost.core.mcse import Weights
 
@@ -156,6 +156,55 @@ def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
     flat = draws.reshape(-1, draws.shape[-1])
     # A thousand draws tell other ones, and cost nothing at every use of stored weights.
     return zlib.crc32(flat[np.linspace(0, len(flat) - 1, 1_000).astype(int)].tobytes())
+
+
+PASSAGE = 32
+"""Successive states that tell draws from others: by chance they occur once, even of one coordinate
+with few digits."""
+
+_LEAST_STATES = 10
+
+
+def passages_of(draws: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " m"]:
+    """Return a number for each `PASSAGE` of successive states of a chain.
+
+    The same draws have the same numbers wherever they are in a chain. A state that is repeated is
+    one, and a chain of fewer states one passage. A chain that never moves has none, and neither has
+    one that moves among few states: another one would go the same way.
+    """
+    import pandas
+
+    n, d = draws.shape
+    # Products and sums of 64-bit integers are those modulo 2⁶⁴; odd factors lose nothing.
+    factors = pandas.util.hash_array(np.arange(d + PASSAGE)) | np.uint64(1)
+    states = np.empty(n, np.uint64)
+    for block in in_blocks(n, d):
+        values = np.ascontiguousarray(draws[block], float)
+        numbers = pandas.util.hash_array(values.reshape(-1), categorize=False)
+        states[block] = numbers.reshape(values.shape) @ factors[PASSAGE:]
+    states = states[np.flatnonzero(np.diff(states, prepend=~states[:1]))]
+    if len(states) < 2 or len(np.unique(states)) < min(_LEAST_STATES, len(states)):
+        return np.zeros(0, np.int64)
+    length = min(PASSAGE, len(states))
+    passages = np.zeros(len(states) + 1 - length, np.uint64)
+    for k in range(length):
+        passages += states[k : k + len(passages)] * factors[k]
+    return passages.view(np.int64)
+
+
+def repeated_draws(chains: Iterable[Float[np.ndarray, "_ d"]]) -> tuple[int, int] | None:
+    """Return two chains that have a passage of draws in common, or one that has it twice, as that
+    one twice; None without any."""
+    passages = [passages_of(chain) for chain in chains]
+    label = np.repeat(np.arange(len(passages)), [len(one) for one in passages])
+    every = np.concatenate([np.zeros(0, np.int64), *passages])
+    order = np.argsort(every, kind="stable")
+    again = np.flatnonzero(np.diff(every[order]) == 0)
+    if not len(again):
+        return None
+    # The first in the order of the chains.
+    at = again[np.argmin(order[again])]
+    return int(label[order[at]]), int(label[order[at + 1]])
 
 
 def distinct_states(trace: Trace) -> States:

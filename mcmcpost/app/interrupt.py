@@ -4,7 +4,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -63,7 +62,7 @@ def _leave(number: int) -> None:
         last = f"{CLEAR_LINE if os.isatty(2) else ''}mcmcpost: interrupted\n"
         terminal = os.dup(2)
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-        time.sleep(SETTLING)
+        threading.Event().wait(SETTLING)
         os.write(terminal, last.encode())
         remove_unfinished()
     finally:

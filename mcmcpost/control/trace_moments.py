@@ -26,6 +26,7 @@ from mcmcpost.control.features.summed import (
     Features,
     Layout,
     check_same_features,
+    fewest,
 )
 from mcmcpost.control.linear import NEED, LinearFits, Part, choose_families, system_of
 from mcmcpost.control.method import PlainMean, Refits, columnwise
@@ -60,8 +61,8 @@ class TraceMoments(NamedTuple):
     controls that a fit has, and r(p + q) + s(2d + p), of all q controls, p quantities, and up to
     4,000 runs r and sampled draws s.
 
-    features : what is summed. moments, low, high, missing : as in `Sums`. groups : chains of one
-        length each.
+    features : what is summed. moments, low, high, missing, passages : as in `Sums`. groups : chains
+        of one length each.
     verified, bad_scores : what the score gate found, as in `Options`. controlled : whether control
         variates are used.
     seconds : that sampling took; None where a trace has no record of it.
@@ -72,6 +73,7 @@ class TraceMoments(NamedTuple):
     low: Float[np.ndarray, " p"]
     high: Float[np.ndarray, " p"]
     missing: Float[np.ndarray, " p"]
+    passages: Int[np.ndarray, " k"]
     groups: tuple[Chains, ...]
     verified: bool
     bad_scores: bool
@@ -93,7 +95,7 @@ class TraceMoments(NamedTuple):
 
         Raises
         ------
-        ValueError : the quantities or the parameters are others; a chain is in both.
+        ValueError : the quantities or the parameters are others; a draw is in both.
         """
         if not isinstance(other, TraceMoments):
             return NotImplemented
@@ -122,6 +124,7 @@ class TraceMoments(NamedTuple):
             low=np.minimum(self.low, other.low),
             high=np.maximum(self.high, other.high),
             missing=self.missing + other.missing,
+            passages=fewest(self.passages, other.passages),
             groups=groups,
             verified=self.verified and other.verified,
             bad_scores=self.bad_scores or other.bad_scores,
@@ -144,6 +147,9 @@ class TraceMoments(NamedTuple):
                     "Add other chains, or leave these out: moments(tree, like=first, start=draws)."
                 )
                 raise InputError("moments", "every draw once", got, cure)
+        if np.isin(self.passages, other.passages).any():
+            cure = "Leave them out of one of them: tree.isel(draw=slice(first, last))."
+            raise InputError("moments", "every draw once", "draws that are in both", cure)
 
     def draws_of(self, fingerprints: Int[np.ndarray, " c"]) -> int:
         """Return the draws of chains that are in the sums: up to where the longest of them is."""
@@ -197,7 +203,7 @@ class TraceMoments(NamedTuple):
         features, arrays = self.features, dict[str, np.ndarray]()
         for name in ("shift", "scale", "location", "unit", "events"):
             arrays[name] = getattr(features, name)
-        arrays |= {name: getattr(self, name) for name in ("low", "high", "missing")}
+        arrays |= {name: getattr(self, name) for name in ("low", "high", "missing", "passages")}
         for number, sums in enumerate(self.moments):
             arrays |= {f"{name}_{number}": array for name, array in sums._asdict().items()}
         for number, group in enumerate(self.groups):
@@ -544,6 +550,7 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
         low=arrays["low"],
         high=arrays["high"],
         missing=arrays["missing"],
+        passages=arrays["passages"],
         groups=tuple(
             Chains(
                 layout,

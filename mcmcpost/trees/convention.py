@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mcmcpost.core.arguments import as_float64, as_real, check_trace_type
-from mcmcpost.core.arrays import read_values
+from mcmcpost.core.arrays import is_large, read_values
 from mcmcpost.core.errors import InputError, InputTypeError, fault
 from mcmcpost.core.mcse import Weights
 from mcmcpost.trace import Trace, check_same_order, make_trace
@@ -575,21 +575,25 @@ def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray,
     ), names
 
 
-COMPARED = 100
-"""Draws at the start of two chains that show whether they are the same."""
+STARTS = 100
+"""Draws of each chain that tell it from others where all would be many to read."""
 
 
-def starts_of(tree: "xarray.DataTree") -> np.ndarray:
-    """Return the first draws (c, n, p): the unconstrained ones, or else the posterior's floats."""
+def telling_draws(tree: "xarray.DataTree") -> np.ndarray:
+    """Return draws (c, n, p) that tell chains from others: the unconstrained ones, or else the
+    posterior's floats; of large ones the first."""
     stats = tree.children.get(GROUP)
     group = tree.children.get("posterior") if stats is None or DRAWS not in stats else stats
     if group is None or not {"chain", "draw"} <= set(group.dims):
         return np.zeros((0, 0, 0))
-    head = group.to_dataset().isel(draw=slice(COMPARED))
-    # Integers may be equal by chance over 100 draws; floats of different chains are not.
-    chosen = (head[DRAWS],) if group is stats else head.data_vars.values()
+    # Integers may be equal by chance; floats of different chains are not.
+    chosen = (group[DRAWS],) if group is stats else group.data_vars.values()
     ordered = [
-        one.transpose("chain", "draw", ...) for one in chosen if {"chain", "draw"} <= set(one.dims)
+        one.transpose("chain", "draw", ...)
+        for one in chosen
+        if {"chain", "draw"} <= set(one.dims) and one.dtype.kind == "f"
     ]
-    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered if one.dtype.kind == "f"]
+    if is_large(sum(one.size for one in ordered)):
+        ordered = [one.isel(draw=slice(STARTS)) for one in ordered]
+    parts = [one.values.reshape(*one.shape[:2], -1) for one in ordered]
     return np.concatenate(parts, axis=-1) if parts else np.zeros((0, 0, 0))

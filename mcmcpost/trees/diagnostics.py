@@ -13,8 +13,8 @@ from mcmcpost.core.errors import fault, warn
 from mcmcpost.core.mcse import GOOD_KHAT, Weights, mcse_mean, mean_over_draws, rank_rhat
 from mcmcpost.core.precision import unit_of_text
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning, check_scores, effective_size
-from mcmcpost.trace import Trace
-from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights, starts_of
+from mcmcpost.trace import Trace, repeated_draws
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES, read_trace, read_weights, telling_draws
 
 if TYPE_CHECKING:
     import pandas
@@ -138,7 +138,8 @@ class Convergence(NamedTuple):
     apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
     divergences, transitions : of the sampler; none where they are not recorded.
     weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
-    repeated : two chains with the same draws, counted from zero; None where all differ.
+    repeated : two chains with draws in common, counted from zero, or one twice, which has draws
+        twice; None where all differ.
     transposed : how many chains and draws there seem to be, where their axes have changed places;
         None where not.
     """
@@ -174,9 +175,14 @@ class Convergence(NamedTuple):
             )
         if self.repeated is not None:
             one, other = self.repeated
+            which = (
+                f"Chain {one} has draws twice"
+                if one == other
+                else f"Chains {one} and {other} have draws in common"
+            )
             parts.append(
-                f"Chains {one} and {other} have the same draws: errors are too small. Leave "
-                "one out, and give each chain a seed of its own."
+                f"{which}: errors are too small. Leave them out where they are again, and give "
+                "each chain a seed of its own."
             )
         if self.divergences:
             parts.append(
@@ -253,7 +259,7 @@ def check_convergence(
     largest = known.get(worst, float("nan"))
     # Joined files may lack the variable in some chains.
     # NaN where no sampler recorded it
-    divergences, repeated = int((diverging == 1).sum()), _repeated_chains(tree)
+    divergences, repeated = int((diverging == 1).sum()), repeated_draws(telling_draws(tree))
     return Convergence(
         largest,
         worst,
@@ -298,21 +304,6 @@ def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
         if between * np.sqrt(c) > _ALONG_CHAINS and between > 2 * within:
             return True
     return False
-
-
-def _repeated_chains(tree: "xarray.DataTree") -> tuple[int, int] | None:
-    """Return the first two chains that are one: their first draws are the same, and are not
-    constant."""
-    known: dict[bytes, int] = {}
-    for chain, start in enumerate(starts_of(tree)):
-        if not start.size or not np.ptp(start, axis=0).any():
-            continue
-        # By bytes in a dict: comparing all pairs of a thousand short chains would be half a million
-        # comparisons.
-        first = known.setdefault(start.tobytes(), chain)
-        if first != chain:
-            return first, chain
-    return None
 
 
 def warn_of_convergence(convergence: Convergence) -> None:

@@ -39,7 +39,8 @@ from mcmcpost.core.errors import (
 )
 from mcmcpost.core.runtime import rename_finished, written_beside
 from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
-from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, starts_of
+from mcmcpost.trace import repeated_draws
+from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, telling_draws
 from mcmcpost.trees.ladder_trees import is_evidence_alone
 from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
 from mcmcpost.trees.tables import read_csv
@@ -65,7 +66,7 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
 
     Raises
     ------
-    ValueError : groups, variables, shapes, labels or data differ, or a chain is in two trees.
+    ValueError : groups, variables, shapes, labels or data differ, or a draw is in two trees.
     """
     import xarray
 
@@ -181,15 +182,18 @@ def _check_same_groups(
 
 
 def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:
-    """Refuse a chain that is in two trees: its first draws are the same, and are not constant."""
+    """Refuse draws that are in two trees."""
     # Two files of one seed make the errors smaller without adding a draw.
-    starts = [starts_of(tree) for tree in trees]
-    for (i, ours), (j, theirs) in itertools.combinations(enumerate(starts), 2):
-        for chain, start in enumerate(ours):
-            same = (theirs == start).all(axis=(1, 2)) if start.size else np.zeros(0, bool)
-            if same.any() and np.ptp(start, axis=0).any():
-                got = f"chain {chain} of {names[i]} as chain {int(np.argmax(same))} of {names[j]}"
-                raise InputError(WHERE, "every chain once", got, "Leave one of them out.")
+    draws = [telling_draws(tree) for tree in trees]
+    places = [(file, chain) for file, one in enumerate(draws) for chain in range(len(one))]
+    both = repeated_draws(itertools.chain.from_iterable(draws))
+    if both is None:
+        return
+    (file, chain), (other, again) = (places[place] for place in both)
+    # Draws that one file has twice are told with what is else wrong with its chains.
+    if file != other:
+        got = f"draws of chain {chain} of {names[file]} in chain {again} of {names[other]}"
+        raise InputError(WHERE, "every draw once", got, "Leave them out of one of the files.")
 
 
 _ORDER = "mcmcpost_order"

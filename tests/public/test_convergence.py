@@ -10,6 +10,7 @@ import xarray
 from ladder_cases import short_ladder
 
 import mcmcpost as mp
+from mcmcpost.trace import repeated_draws
 from mcmcpost.trees import check_convergence, ladder_to_datatree
 
 
@@ -84,9 +85,43 @@ def test_a_chain_that_is_there_twice_is_told(tree, kept):
     assert check_convergence(tree, []).repeated is None
     if "sample_stats" in kept:
         with pytest.warns(
-            mp.ConvergenceWarning, match="Chains 1 and 3 have the same draws: errors are too small"
+            mp.ConvergenceWarning, match="Chains 1 and 3 have draws in common: errors are too small"
         ):
             mp.expectation(twice, method="zv1")
+
+
+def test_draws_that_are_there_again_are_told_wherever_they_are(rng):
+    chain = rng.normal(size=(400, 2))
+
+    def repeated(*windows):
+        draws = np.stack([chain[window] for window in windows])
+        return check_convergence(mp.from_arrays(draws, -draws), []).repeated
+
+    assert repeated(slice(130), slice(130, 260), slice(260, 390)) is None
+    assert repeated(slice(130), slice(130, 260), slice(223, 353)) == (1, 2)
+    assert repeated(np.r_[:400, 100:200]) == (0, 0)
+    again = mp.from_arrays(draws := chain[None, np.r_[:400, 100:200]], -draws)
+    with pytest.warns(mp.ConvergenceWarning, match="Chain 0 has draws twice"):
+        mp.expectation(again, method="zv1")
+
+
+def test_steps_among_few_states_are_no_draws_in_common(rng):
+    """As of a count that a sampler stores as floats: other chains go the same way by chance."""
+    walk = np.clip(np.cumsum(rng.choice([-1.0, 1.0], size=(4, 2_000)), axis=1) % 8, 0, 8)
+    tree = xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({"count": (("chain", "draw"), walk)})}
+    )
+    assert check_convergence(tree, []).repeated is None
+
+
+def test_rejected_proposals_and_rounded_draws_are_no_draws_in_common(rng):
+    moved = rng.uniform(size=(4, 3_000)) < 0.1
+    moved[:, 0] = True
+    draws = np.stack([rng.normal(size=3_000)[np.cumsum(one) - 1] for one in moved])
+    for digits in (2, 15):
+        rounded = np.round(draws, digits)[..., None]
+        assert repeated_draws(rounded) is None
+        assert repeated_draws([*rounded, rounded[2, 500:1_500]]) == (2, 4)
 
 
 def test_chains_that_do_not_move_are_not_one_chain(tree):

@@ -68,7 +68,8 @@ def test_sums_do_not_depend_on_the_chunks(rng):
 
 
 def arrays_of(sums: Sums) -> list[np.ndarray]:
-    return [*(part for own in sums.moments for part in own), *sums.chains[3:], *sums[3:]]
+    # Not the passages of draws, of which those over a cut are left out.
+    return [*(part for own in sums.moments for part in own), *sums.chains[3:], *sums[3:6]]
 
 
 @pytest.mark.slow
@@ -137,6 +138,24 @@ def test_chains_of_other_lengths_and_a_run_that_went_on():
         with pytest.raises(mp.InputError, match="every draw once"):
             longer + mp.moments(again, QUANTITIES, like=sums)
     assert (np.abs(mp.expectation(other).mean - TRUTH) < 4 * mp.expectation(other).mcse).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [None, {"draw": 171}])
+def test_draws_that_are_in_both_wherever_they_are_in_their_chain(chunks, monkeypatch):
+    pytest.importorskip("dask")
+    monkeypatch.setattr(core.arrays, "LARGE", 1_000)
+    whole = make_tree(4, chains=2, draws=1_200)
+
+    def part(start, stop, chains=slice(None)):
+        tree = whole.isel(draw=slice(start, stop), chain=chains)
+        return mp.moments(tree if chunks is None else tree.chunk(chunks), method="zv1")
+
+    first, later = part(0, 700), part(700, 1_200)
+    assert (first + later).num_draws == 2_400  # nothing says that the chains went on
+    for other in (part(633, 1_200), part(10, 90, [1]), later + part(100, 180)):
+        with pytest.raises(mp.InputError, match="every draw once, got draws that are in both"):
+            first + other
 
 
 @pytest.mark.slow

@@ -120,11 +120,17 @@ def test_other_data_are_refused(tmp_path, rng):
 def test_a_chain_given_twice_is_refused(tmp_path, rng):
     tree = job(rng)
     one = mp.save_tree(tree, tmp_path / "one.nc")
-    with pytest.raises(mp.InputError, match=r"chain 0 of .*one\.nc as chain 0 of .*one\.nc"):
+    with pytest.raises(mp.InputError, match=r"chain 0 of .*one\.nc in chain 0 of .*one\.nc"):
         mp.load_tree(one, one)
     swapped = mp.save_tree(tree.isel(chain=[1]), tmp_path / "part.nc")
-    with pytest.raises(mp.InputError, match=r"chain 1 of .*one\.nc as chain 0 of .*part\.nc"):
+    with pytest.raises(mp.InputError, match=r"chain 1 of .*one\.nc in chain 0 of .*part\.nc"):
         mp.load_tree(one, swapped)
+    early, late = (
+        mp.save_tree(tree.isel(draw=part), tmp_path / f"{part.start}.nc")
+        for part in (slice(0, 48), slice(12, 60))
+    )
+    with pytest.raises(mp.InputError, match=r"draws of chain 0 of .*0\.nc in chain 0 of .*12\.nc"):
+        mp.load_tree(early, late)
 
 
 @pytest.mark.slow
