@@ -57,6 +57,9 @@ from mcmcpost.core.mcse import mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
 
+EPS = float(np.finfo(float).eps)
+"""The least error of a probability."""
+
 
 class Distribution(NamedTuple):
     """The marginal distributions of some quantities, of which everything can be asked.
@@ -134,13 +137,15 @@ class Distribution(NamedTuple):
         rows = [Curve.of(row, row_estimate) for row, row_estimate in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
         # Each probability is estimated by itself: together they may decrease by as much as their
-        # errors.
+        # errors. One that is hardly known, as a plain one, must not move one that is known well.
         order = np.argsort(at, axis=1, kind="stable")
         mean = curve.mean.copy()
-        for probabilities, by in zip(mean, order, strict=True):
+        weights = np.maximum(np.where(np.isfinite(curve.mcse), curve.mcse, 1.0), EPS) ** -2.0
+        for probabilities, weight, by in zip(mean, weights, order, strict=True):
             known = by[np.isfinite(probabilities[by])]
             if len(known):
-                probabilities[known] = isotonic_regression(probabilities[known]).x
+                rising = isotonic_regression(probabilities[known], weights=weight[known])
+                probabilities[known] = rising.x
         return curve._replace(mean=np.clip(mean, 0.0, 1.0))
 
     @in_float64

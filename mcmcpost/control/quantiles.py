@@ -82,10 +82,14 @@ def _bracketed(
     width = APART * np.sqrt(levels * (1 - levels) / dist.effective_sizes()[0])
     low, high = np.clip(levels - width, 0, 1), np.clip(levels + width, 0, 1)
     points = np.stack([invert(low), plain, invert(high)], axis=1)
-    values = dist.below(points.reshape(1, -1) * dist.sample.units).mean.reshape(points.shape)
-    for k, (at, level) in enumerate(zip(points, levels, strict=True)):
-        function = isotonic_regression(values[k]).x
-        if (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
+    estimate = dist.below(points.reshape(1, -1) * dist.sample.units)
+    values, mcse = estimate.mean.reshape(points.shape), estimate.mcse.reshape(points.shape)
+    # An end that is known less well than it is apart from the middle, as where hardly a draw is
+    # beyond it, would draw the slope of the others anywhere.
+    known = np.array([1, 0, 1]) * mcse <= np.abs(values - values[:, [1]])
+    for k, level in enumerate(levels):
+        at, function = points[k, known[k]], isotonic_regression(values[k, known[k]]).x
+        if len(at) > 1 and (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
             curve = PchipInterpolator(function, at)
             inside = np.clip(level, function[0], function[-1])
             # of a quantile by its level; zero at an end of a flat part

@@ -4,10 +4,12 @@ about what is neither.
 Thirty groups of four chains of 100 draws, with seeds of their own, say whether errors hold.
 """
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import numpy as np
 import pytest
+import scipy.signal
 import scipy.special
 import scipy.stats
 import xarray
@@ -16,6 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import mcmcpost as mp
+from mcmcpost.control.quantiles import _bracketed
 
 LEVELS = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
 
@@ -270,6 +273,41 @@ def test_errors_hold_for_chains_that_mix_slowly():
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:R-hat")
+@pytest.mark.parametrize("seed", [155, 163, 302])
+def test_a_probability_that_is_hardly_known_does_not_move_one_that_is_exact(seed):
+    """Chains of a normal that mix so slowly that hardly one has a draw in a tail, where P is
+    plain."""
+    noise = np.random.default_rng(seed).normal(size=(4, 100))
+    noise[:, 1:] *= np.sqrt(1 - 0.9**2)
+    x = scipy.signal.lfilter([1.0], [1.0, -0.9], noise, axis=1)
+    at = np.linspace(-3.0, 3.0, 25)
+    curve = mp.distribution(tree_of(x, -x, allow_bad_scores=True), "h").cdf(at)
+    exact = curve.mcse[0] < 1e-6
+    assert exact.sum() > 10
+    np.testing.assert_allclose(curve.mean[0, exact], norm.cdf(at[exact]), atol=1e-9)
+    assert (np.diff(curve.mean[0]) >= 0).all()
+
+
+def test_a_point_that_is_hardly_known_tells_no_slope():
+    """About a quantile the distribution function is exact at two points, and beyond them no draw
+    is."""
+    at, level = np.array([1.6, 2.1, 3.3]), np.array([0.95])
+    below = SimpleNamespace(
+        mean=np.array([*norm.cdf(at[:2]), 1.0]), mcse=np.array([0.0, 0.0, 0.07])
+    )
+    dist = SimpleNamespace(
+        marginal=lambda _: 0,
+        effective_sizes=lambda: np.array([20.0]),
+        sample=SimpleNamespace(units=1.0),
+        below=lambda _: below,
+    )
+    points = iter(at[[0, 2], None])
+    quantile, slope = _bracketed(dist, at[1:2], level, lambda _: next(points))
+    (secant,) = np.diff(norm.cdf(at[:2])) / np.diff(at[:2])
+    np.testing.assert_allclose(slope, secant)
+    np.testing.assert_allclose(quantile, at[0] + (level - norm.cdf(at[0])) / secant)
+
+
 def test_a_density_beyond_the_last_effective_draws_is_unseen_and_has_an_error():
     """Of 20 effective draws the outer seventh has fewer than three: what a fit says there is not
     believed by itself."""
