@@ -88,7 +88,7 @@ def standard_deviation(
     """Estimate posterior standard deviations, named ``sd(x)``, with their Monte Carlo errors.
 
     Arguments are those of `expectation`. `mean_plain` is the standard deviation of the draws, and
-    `mcse_plain` its error, ArviZ's ``mcse_sd``.
+    `mcse_plain` its error, ArviZ's ``mcse_sd``, enlarged where few effective draws make it up.
     """
     return _spread(
         "sd", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescaled
 from mcmcpost.control.method import (
@@ -20,10 +20,11 @@ from mcmcpost.control.method import (
     mean_of_residuals,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, sd_over_draws
+from mcmcpost.control.standard_errors import PER_PARTICIPANT, plain_means
 from mcmcpost.control.trace_moments import TraceMoments
 from mcmcpost.core.arguments import check_size
 from mcmcpost.core.errors import REPRODUCED, TRUSTED, WORST_FIRST, Status
-from mcmcpost.core.mcse import mean_over_draws
+from mcmcpost.core.mcse import mcse_mean, mean_over_draws, participants
 
 
 class Smooth(NamedTuple):
@@ -144,38 +145,60 @@ def estimate_derived(
     check_size("functions of expectations", "integrands", sample.values)
     weights, source = sample.trace.weights, sample.problem(options)
     terms = None if source is None else method.crossfit(source)
-    means = assemble(sample, options, source, terms)
+    # The means of the fits, believed or not, as h has the controls of all of them. A point between
+    # the plain mean of one input and the controlled one of another is near neither estimate.
+    fitted = options._replace(fallback=False, bad_scores=True)
+    means = assemble(sample, fitted, source, terms)
     about = expand(parts, means.mean, means.covariance)
-    # The plain mean's error needs the expansion at the plain means, with their covariance.
     at_plain = expand(
         parts, means.mean_plain, covariance_of(sample.values, means.mcse_plain, weights)
     )
+    # Fits may be as wrong as a variance below zero, and the plain value stands; so may plain means.
+    lost = np.isnan(about.value) & ~np.isnan(at_plain.value)
+    undefined = np.isnan(at_plain.value) & ~np.isnan(about.value)
+    about = Expansion(
+        value=np.where(lost, at_plain.value, about.value),
+        slope=np.where(lost[:, None], at_plain.slope, about.slope),
+        curvature=np.where(lost, np.inf, about.curvature),
+    )
     fixed = sample.finite & ~sample.varying  # what is left of a constant is rounding
     # h = g(μ̂) + ∇gᵀ(f − μ̂), whose refits and residuals are ∇gᵀ times those of f.
-    series = combine(sample.values - means.mean, np.where(fixed, 0.0, about.slope)) + about.value
+    series, plain_series = (
+        combine(sample.values - mean, np.where(fixed, 0.0, expansion.slope)) + expansion.value
+        for mean, expansion in ((means.mean, about), (means.mean_plain, at_plain))
+    )
+    if lost.any():
+        series = np.where(lost, plain_series, series)
     labels = tuple(name for formula in parts for name in formula.names)
     linear = Sample.of(sample.trace, labels, series, np.zeros(len(labels), bool), sample.states)
     # as those of the sample: below, squares of errors are added
     linear = linear._replace(units=np.ones(len(labels)))
-    problem, fit = linear.problem(options), None
-    if source is not None and terms is not None and problem is not None:
-        fit = image(terms, source, problem, about.slope[np.ix_(linear.columns, sample.columns)])
-    estimate = assemble(linear, options, problem, fit)
     # of what was not seen, which has no part in the series
     constant_error = np.where(sample.varying, 0.0, means.mcse)
     unseen, unseen_plain = (
         combine(constant_error**2, expansion.slope**2) for expansion in (about, at_plain)
     )
     # In squares: the error of the linear part, the second-order term, and what was not seen.
-    mcse_plain = np.sqrt(estimate.mcse_plain**2 + at_plain.curvature**2 + unseen_plain)
-    mcse = np.sqrt(estimate.mcse**2 + about.curvature**2 + unseen)
+    beyond = np.sqrt(about.curvature**2 + unseen)
+    plain, variance_plain = plain_means(linear), mcse_mean(plain_series, weights) ** 2
+    moves = plain_series if weights is None else weights.influence(plain_series)
+    flat, curved = moves.reshape(-1, len(labels)), at_plain.curvature > 0
+    variance_plain *= skew_inflation(flat, variance_plain, len(flat), curved)
+    mcse_plain = np.sqrt(variance_plain + at_plain.curvature**2 + unseen_plain)
+    mcse_plain = np.where(np.isnan(plain.mcse), np.nan, np.where(undefined, np.inf, mcse_plain))
+    problem, fit = linear.problem(options), None
+    if source is not None and terms is not None and problem is not None:
+        fit = image(terms, source, problem, about.slope[np.ix_(linear.columns, sample.columns)])
+        fit = fit._replace(doubt=np.hypot(fit.doubt, beyond[linear.columns] / problem.scale))
+    estimate = assemble(linear, options, problem, fit, plain._replace(mcse=mcse_plain))
     constant = linear.finite & ~linear.varying  # the slope is zero
     with np.errstate(invalid="ignore"):
         # A constant has no residuals to judge by: the smaller error decides.
         controlled = np.where(
-            constant, mcse < mcse_plain, [label != PlainMean().label for label in estimate.method]
+            constant, beyond < mcse_plain, [label != PlainMean().label for label in estimate.method]
         )
-    mcse = np.where(controlled, mcse, mcse_plain)
+    mcse_plain = np.where(undefined, np.nan, mcse_plain)
+    mcse = np.where(controlled, np.where(constant, beyond, estimate.mcse), mcse_plain)
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(controlled, (mcse_plain / mcse) ** 2, estimate.gain)
         rounded = mcse <= ROUNDING * (np.abs(about.value) + estimate.sd)
@@ -203,6 +226,33 @@ def estimate_derived(
     )
 
 
+def skew_inflation(
+    series: Float[np.ndarray, "m q"],
+    variance: Float[np.ndarray, " q"],
+    size: int,
+    curved: Bool[np.ndarray, " q"],
+) -> Float[np.ndarray, " q"]:
+    """Return 1 + 3/P, by which the error variance of plain means of linear parts is enlarged where
+    the function is curved.
+
+    A square, as in a standard deviation, is skewed, and a few draws make up its error: where its
+    tail was hardly visited, estimate and error are both too small. The mean square of t-statistics
+    of n independent draws with skewness γ is 1 + 2(1 + γ²)/n, where 1 + γ² is at most n/P. Nor is
+    the effective size known. A linear function of means is the mean of that function, and has the
+    error of `expectation`.
+
+    Parameters
+    ----------
+    series : the linear parts, of weighted draws their influence, at the draws or at some of them.
+    variance : of their means over `size` draws. P is the participants among as many effective draws
+        as that tells, at most all.
+    """
+    with np.errstate(invalid="ignore", divide="ignore"):
+        effective = np.fmin(series.var(axis=0) / variance, size)
+        inflation = 1 + PER_PARTICIPANT / (effective * participants(series) / len(series))
+    return np.where(curved, inflation, 1.0)
+
+
 ROUNDED = 1e-14
 """Relative error of a function of sums that are exact."""
 
@@ -221,16 +271,22 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
     at_plain = expand(parts, means.mean_plain, plain_covariance)
     residuals = combine(means.residuals - means.mean, about.slope) + about.value
 
-    def error(
+    def linear_variance(
         expansion: Expansion, covariance: Float[np.ndarray, "p p"]
     ) -> Float[np.ndarray, " q"]:
-        linear = np.einsum(
-            "qi,ij,qj->q", expansion.slope, np.nan_to_num(covariance), expansion.slope
-        )
-        rounding = ROUNDED * expansion.value  # NaN where there is no value
-        return np.sqrt(np.maximum(linear, 0.0) + expansion.curvature**2 + rounding**2)
+        covariance = np.nan_to_num(covariance)
+        linear = np.einsum("qi,ij,qj->q", expansion.slope, covariance, expansion.slope)
+        return np.maximum(linear, 0.0)
 
-    mcse, mcse_plain = error(about, means.covariance), error(at_plain, plain_covariance)
+    def error(expansion: Expansion, linear: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
+        rounding = ROUNDED * expansion.value  # NaN where there is no value
+        return np.sqrt(linear + expansion.curvature**2 + rounding**2)
+
+    variance_plain = linear_variance(at_plain, plain_covariance)
+    kept, curved = combine(sums.sample(), at_plain.slope), at_plain.curvature > 0
+    variance_plain *= skew_inflation(kept, variance_plain, sums.num_draws, curved)
+    mcse = error(about, linear_variance(about, means.covariance))
+    mcse_plain = error(at_plain, variance_plain)
     # What most of the error comes from says how it was found.
     share = np.abs(about.slope) * np.nan_to_num(means.mcse)
     from_term = share.argmax(axis=1)

@@ -50,7 +50,7 @@ from mcmcpost.control.order_statistics import (
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.quantiles import quantiles, sd_of
-from mcmcpost.control.standard_errors import plain_variance
+from mcmcpost.control.standard_errors import plain_means, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import mcse_mean, mean_over_draws
@@ -376,9 +376,9 @@ class Distribution(NamedTuple):
         of = np.repeat(np.arange(len(sample.names)), each)
         labels, unknown = tuple(sample.names[j] for j in of), (sample.varying | sample.unseen)[of]
         events = Sample.of(sample.trace, labels, values, unknown, sample.states)
-        sizes = self.effective_sizes()[of]
+        plain_events = plain_means(events, self.effective_sizes()[of])
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
-            estimate = assemble(events, self.options, sizes=sizes)
+            estimate = assemble(events, self.options, plain=plain_events)
             return estimate, estimate.mean[None]
         best, plain = PlainMean().crossfit(problem), plain_variance(problem)
         # Events of what is no known function of the coordinates are regressed on the scores, as any
@@ -435,7 +435,7 @@ class Distribution(NamedTuple):
                 direct_columns,
                 np.arange(len(direct_columns)),
             )
-        estimate = assemble(events, self.options, problem, best, sizes)
+        estimate = assemble(events, self.options, problem, best, plain_events)
         # The jackknife of shortest intervals asks for these: of plain estimates those of the draws.
         without = np.repeat(estimate.mean[None], problem.folds.num_folds, axis=0)
         moved = np.asarray(best.refits.without_fold)

@@ -20,6 +20,7 @@ from mcmcpost.control.method import AbstractControlVariate, FoldFit, columnwise
 from mcmcpost.control.problem import Options, Problem, Sample, column_sd
 from mcmcpost.control.standard_errors import (
     DISAGREEMENT,
+    Columns,
     Residuals,
     heavy_tailed,
     plain_means,
@@ -400,16 +401,16 @@ def assemble(
     options: Options,
     problem: Problem | None = None,
     fit: FoldFit | None = None,
-    sizes: Float[np.ndarray, " p"] | None = None,
+    plain: Columns | None = None,
 ) -> Estimate:
     """Return the estimate: the control variate where one was fitted and is believed, and the plain
     mean elsewhere.
 
     problem, fit : the `problem` of the sample and its control variate; None where no integrand
         could be fitted.
-    sizes : as in `plain_means`.
+    plain : the plain means, where their errors are others than those of `plain_means` by itself.
     """
-    plain = plain_means(sample, sizes)
+    plain = plain_means(sample) if plain is None else plain
     values, columns, weights = sample.scaled, sample.columns, sample.trace.weights
     # Plain means come first; what is fitted is appended, and `source` says which of both is used.
     parts, residuals = [plain], values.copy()

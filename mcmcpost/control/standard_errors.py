@@ -203,6 +203,14 @@ def heavy_tailed(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"]:
     return heavy
 
 
+PER_PARTICIPANT = 3.0
+"""A variance that P draws make up is enlarged by 1 + 3/P: it is known from so few alone.
+
+Of plain standard deviations at 60 to 145 effective draws the mean z² was 1.3 to 2.0 without it, and
+is 1.0 to 1.2 (five targets, 400 replications each, by hand).
+"""
+
+
 def tail_inflation(participants: Float[np.ndarray, " p"], total: float) -> Float[np.ndarray, " p"]:
     """Return √(m/3P)·(1 + 3/P), at least one, by which the variance of a mean of m draws is
     enlarged for heavy tails.
@@ -210,7 +218,9 @@ def tail_inflation(participants: Float[np.ndarray, " p"], total: float) -> Float
     Where a few draws make up the variance, that of the tail without draws is missing from the Monte
     Carlo error. A Gaussian, with P = m/3, is enlarged by 1 + 9/m.
     """
-    return np.sqrt(np.maximum(total / (3.0 * participants), 1.0)) * (1.0 + 3.0 / participants)
+    return np.sqrt(np.maximum(total / (3.0 * participants), 1.0)) * (
+        1.0 + PER_PARTICIPANT / participants
+    )
 
 
 def residual_variance(

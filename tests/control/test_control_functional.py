@@ -4,7 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from control_cases import ar1, estimate, gaussian_trace
+from chain_cases import ar1
+from control_cases import estimate, gaussian_trace
 from scipy.stats import norm
 
 from mcmcpost.control import (

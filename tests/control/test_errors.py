@@ -2,7 +2,8 @@
 
 import numpy as np
 import pytest
-from control_cases import ar1, estimate, gaussian_trace, quantiles
+from chain_cases import ar1
+from control_cases import estimate, gaussian_trace, quantiles
 from scipy.integrate import quad
 from scipy.stats import norm, t as student
 

@@ -6,7 +6,8 @@ from zlib import crc32
 
 import numpy as np
 import pytest
-from control_cases import METHODS, ar1, estimate, gaussian_trace
+from chain_cases import ar1
+from control_cases import METHODS, estimate, gaussian_trace
 from scipy.stats import chi2
 
 import mcmcpost.control

@@ -3,7 +3,8 @@ families."""
 
 import numpy as np
 import pytest
-from control_cases import ar1, estimate, gaussian_trace
+from chain_cases import ar1
+from control_cases import estimate, gaussian_trace
 
 import mcmcpost.control.linear
 from mcmcpost.control import Auto, Subsets, ZeroVariance

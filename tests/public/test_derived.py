@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import scipy.stats
 import xarray as xr
+from chain_cases import ar1
 
 import mcmcpost as mp
 from mcmcpost.sample import Question
@@ -128,6 +129,35 @@ def test_errors_are_honest_over_replications(rng, method):
     assert (squares < 1.8).all()
     assert (squares > (0.4 if method == "plain" else 0.05)).all()
     assert (np.median(gain, axis=0) > (0.9 if method == "plain" else 3.0)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::mcmcpost.ConvergenceWarning")
+def test_a_spread_is_that_of_the_fits_where_one_of_them_is_worse_than_the_plain_mean():
+    """Chains that lie to one side: the plain second moment less the square of the controlled mean
+    was below zero, and the standard deviation undefined."""
+    z = ar1(np.random.default_rng(10), (4, 100, 1), 0.95)
+    x = scipy.stats.gamma.ppf(scipy.stats.norm.cdf(z), 3.0)
+    tree = mp.from_arrays(np.log(x), 3.0 - x)
+    found = mp.standard_deviation(tree, {"x": x[..., 0]}, "zv3")
+    moments = {"x": x[..., 0], "xx": x[..., 0] ** 2}
+    first, second = mp.expectation(tree, moments, "zv3", fallback=False).mean
+    assert found.status == ("controlled",)
+    np.testing.assert_allclose(found.mean[0], np.sqrt(second - first**2), rtol=1e-6)
+    assert abs(found.mean[0] - np.sqrt(3.0)) < 3 * found.mcse[0]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::mcmcpost.ConvergenceWarning")
+def test_the_error_of_a_plain_spread_knows_how_few_effective_draws_make_it_up(rng):
+    """ArviZ's mcse_sd had a mean z² of 2.2 for exp(x/2) of normal chains with AR(0.9)."""
+    x = ar1(rng, (4, 250, 120), 0.9)
+    tree = mp.from_arrays(x[..., :1], -x[..., :1])
+    integrands = {"f": np.exp(0.5 * x)}
+    found = mp.standard_deviation(tree, integrands, "plain")
+    truth = np.sqrt(np.expm1(0.25) * np.exp(0.25))
+    z = (found.mean - truth) / found.mcse
+    assert 0.5 < np.mean(z**2) < 1.65  # χ² of 120 at 1e-5, over 120
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ import scipy.signal
 import scipy.special
 import scipy.stats
 import xarray
+from chain_cases import ar1
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import brentq
 from scipy.stats import norm
@@ -325,15 +326,6 @@ def test_a_density_beyond_the_last_effective_draws_is_unseen_and_has_an_error():
     share = np.mean(beyond, axis=0)
     assert share[0] > 0.8
     assert share[2] == 0.0
-
-
-def ar1(rng, shape, rho):
-    """Return stationary AR(1) chains with standard normal margins."""
-    noise = rng.normal(size=shape)
-    x = noise.copy()
-    for i in range(1, shape[1]):
-        x[:, i] = rho * x[:, i - 1] + np.sqrt(1 - rho**2) * noise[:, i]
-    return x
 
 
 def cdf_of_root_and_normal(at):
