@@ -163,9 +163,20 @@ def _check_same_groups(
             )
         for dim in sizes[0]:
             if dim in ours.coords and dim in theirs.coords and not ours[dim].equals(theirs[dim]):
-                raise InputError(
-                    WHERE, f"the labels of {dim} in {group} of {one} in {name}", "others", cure
+                labels, got = (
+                    f"{dataset[dim].values[0]} to {dataset[dim].values[-1]}"
+                    for dataset in (ours, theirs)
                 )
+                # Halves of one run: side by side later draws would be chains of their own.
+                if dim == "draw" and TEMPERATURE not in sizes[0]:
+                    cure = (
+                        "Later draws of the same chains are summed: mcmcpost moments "
+                        f"{one} {name} -o sums.nc, then mcmcpost reduce sums.nc; in Python "
+                        "mp.expectation(mp.moments(one) + mp.moments(other)). Of other chains "
+                        "write draws that are numbered alike."
+                    )
+                expected = f"the labels of {dim} in {group} of {one} ({labels}) in {name}"
+                raise InputError(WHERE, expected, got, cure)
         if "chain" not in ours.dims and not ours.equals(theirs):
             raise InputError(WHERE, f"the {group} of {one} in {name}", "other values", cure)
         reference = [

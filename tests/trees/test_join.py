@@ -104,6 +104,17 @@ def test_chains_of_other_runs_are_refused(tmp_path, rng, other, words):
         mp.load_tree(*paths)
 
 
+def test_halves_of_one_run_are_told_to_be_summed(tmp_path, rng):
+    run = job(rng)
+    halves = [
+        mp.save_tree(run.isel(draw=half), tmp_path / f"{i}.nc")
+        for i, half in enumerate((slice(30), slice(30, None)))
+    ]
+    words = r"0\.nc \(0 to 29\) in .*1\.nc, got 30 to 59.*mcmcpost moments .*0\.nc .*1\.nc -o sums"
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(*halves)
+
+
 def test_other_data_are_refused(tmp_path, rng):
     paths = []
     for i in range(2):
