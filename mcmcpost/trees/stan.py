@@ -559,7 +559,7 @@ def _read(path: Path) -> _File:
         table = pandas.read_csv(path, comment="#", compression=None)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(
-            _WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file."
+            _WHERE, f"a CSV of CmdStan at {path}", str(error).strip(), "Give CmdStan's own file."
         ) from error
     settings = dict(
         re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE)
