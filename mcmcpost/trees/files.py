@@ -300,6 +300,7 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     if not place.exists():
         raise missing_file("load_tree", "an existing file", place)
     check_no_pipe("load_tree", place)
+    _check_content(place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
     if place.suffix.lower() == ".json":
@@ -337,6 +338,45 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     if _is_zarr(place):
         _check_written(place)
     return tree
+
+
+_TEXTS = {".csv": "a table with a header in", ".json": "the JSON of an evidence in"}
+
+_NETCDF_3 = ("a netCDF-3 file", "Write it as netCDF-4, as save_tree and ArviZ do.")
+
+_SIGNATURES = {
+    b"\x89HDF": ("a netCDF-4 file", "Name it NAME.nc."),
+    b"CDF\x01": _NETCDF_3,
+    b"CDF\x02": _NETCDF_3,
+    b"\x1f\x8b": ("a file packed by gzip", "Unpack it first, with gunzip."),
+    b"PK\x03\x04": ("a zip file", "Unpack it first, with unzip."),
+}
+"""What a file is by its first bytes, and what to do where its name says another kind."""
+
+
+def _check_content(place: Path) -> None:
+    """Refuse a file whose content is of another kind than its name says, as an empty one is.
+
+    Its reader would complain of an encoding, a quote or a signature.
+    """
+    import h5py
+
+    is_text = place.suffix.lower() in _TEXTS
+    kind = "a Zarr tree at" if _is_zarr(place) else "a netCDF-4 tree at"
+    expected = f"{_TEXTS.get(place.suffix.lower(), kind)} {place}"
+    if place.is_dir() and is_text:
+        raise InputError("load_tree", expected, "a folder", "Name a file in it.")
+    if place.is_dir() or (not is_text and h5py.is_hdf5(place)):
+        return
+    with place.open("rb") as file:
+        start = file.read(4)
+    known = next((what for mark, what in _SIGNATURES.items() if start.startswith(mark)), None)
+    if not start:
+        known = ("an empty file", "Write it again." if is_text else _CURE)
+    elif known is None and not is_text:
+        known = ("a file of another kind", f"A table of draws is named NAME.csv. {_CURE}")
+    if known is not None:
+        raise InputError("load_tree", expected, *known)
 
 
 def _read_evidence(place: Path) -> "xarray.DataTree":
