@@ -79,7 +79,7 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
         refuse_weights("read_trace", tree)
     # nutpie writes float64, NumPyro and BlackJAX float32 by default.
     x, s = (read_values(variable, np.float64) for variable in (draws, scores))
-    trace = make_trace(x, s, names, copy=False)
+    trace = make_trace(x, s, names, copy=False, source=str(tree.encoding.get("source", "")))
     return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
 
 

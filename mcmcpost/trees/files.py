@@ -39,6 +39,7 @@ from mcmcpost.core.errors import (
 )
 from mcmcpost.core.runtime import rename_finished, written_beside
 from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
+from mcmcpost.trace import listed
 from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, starts_of
 from mcmcpost.trees.ladder_trees import is_evidence_alone
 from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
@@ -260,7 +261,7 @@ def load_tree(
     # or not at all.
     of_cmdstan = list(map(is_cmdstan, places))
     if all(of_cmdstan):
-        return load_cmdstan(places)
+        return _with_source(load_cmdstan(places), places)
     if any(of_cmdstan):
         if missing := [place for place in places if not place.exists()]:
             raise missing_file("load_tree", "an existing file", missing[0])
@@ -273,7 +274,7 @@ def load_tree(
         )
     trees = [_load(place, lazy) for place in places]
     if len(trees) == 1:
-        return trees[0]
+        return _with_source(trees[0], places)
     if (
         alone := [
             place for place, tree in zip(places, trees, strict=True) if is_evidence_alone(tree)
@@ -291,7 +292,15 @@ def load_tree(
     if any(of_sums):
         cure = "Sum the others too: mcmcpost moments."
         raise InputError("load_tree", "sums alone, or traces alone", "both", cure)
-    return join_chains([str(place) for place in places], trees)
+    return _with_source(join_chains([str(place) for place in places], trees), places)
+
+
+def _with_source(tree: "xarray.DataTree", places: Sequence[Path]) -> "xarray.DataTree":
+    """Return the new tree with its files where xarray too notes them: messages on draws name
+    them."""
+    paths = tuple(map(str, places))
+    tree.encoding = {"source": listed(paths, np.ones(len(paths), bool))}
+    return tree
 
 
 def _load(place: Path, lazy: bool) -> "xarray.DataTree":

@@ -488,7 +488,8 @@ def _scored(
         # g_NAME is the gradient of the potential (base_hamiltonian.hpp): minus the score.
         for sign, prefix in ((1, ""), (-1, "g_"))
     )
-    trace = make_trace(draws, scores, names[0])
+    read = ", ".join(str(chain.path) for chain in diagnostics)
+    trace = make_trace(draws, scores, names[0], source=read)
     values = (
         {name: columns[name] for name in names[0]}
         if outputs is None

@@ -203,7 +203,7 @@ def read_csv(path: Path) -> "xarray.DataTree":
     draws, scores = (
         np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients)
     )
-    trace = make_trace(draws, scores, tuple(names))
+    trace = make_trace(draws, scores, tuple(names), source=str(path))
     _refuse_parts(path, names, columns)
     _tell_of_parameters(
         path, {name: columns[name] for name in kept if name not in (*names, *gradients)}, trace

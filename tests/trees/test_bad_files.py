@@ -62,7 +62,11 @@ TABLES = [
     ("a chain that is missing", OK.replace("\n1,0", "\n,0"), "whole numbers in `chain`"),
     ("chains under a capital", OK.replace("chain", "Chain") + "1,2,0,0\n", "chains of one length"),
     ("an element under two names", "t[1],t.1\n1,2\n3,4\n", "each element of t once"),
-    ("infinite draws", OK.replace("3,-3", "inf,-3"), "finite draws"),
+    (
+        "infinite draws",
+        OK.replace("3,-3", "inf,-3"),
+        r"Trace of .*draws\.csv: .* infinity in a, the",
+    ),
     ("draws beyond range", OK.replace("3,-3", "1e400,-3"), "finite draws"),
     ("draws too large to square", OK.replace("3,-3", "1e200,-3"), "1e-75 to 1e\\+75"),
     ("draws too small to square", "a,gradient_a\n1e-200,1\n2e-200,1\n", "1e-75 to 1e\\+75"),
@@ -78,6 +82,21 @@ def test_tables(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(mp.InputError, match=words):
         mp.load_tree(path)
+
+
+@pytest.mark.parametrize("variable", ["unconstrained_draw", "gradient"])
+def test_numbers_that_are_not_finite_are_told_with_file_and_parameter(tmp_path, variable):
+    paths = [tmp_path / name for name in ("whole.nc", "broken.nc")]
+    rng = np.random.default_rng(5)
+    for i, path in enumerate(paths):
+        tree = mp.from_arrays(x := rng.normal(size=(2, 40, 3)), -x, names=("a", "b", "c"))
+        tree["sample_stats"][variable][0, 3, 1:] = np.nan if i else 0.5
+        mp.save_tree(tree, path)
+    for given, place in ((paths[1:], "0, draw 3"), (paths, "2, draw 3")):
+        source = ", ".join(map(str, given))
+        with pytest.raises(mp.InputError, match=f"{source}.* in b, c") as told:
+            mp.check_tree(mp.load_tree(*given))
+        assert f"first at chain {place}" in str(told.value)
 
 
 def test_the_names_that_pandas_gives_are_names(tmp_path):
