@@ -57,6 +57,12 @@ REFUSED = [
     ("reduce @/trace.nc --var-names c", "There are a, b."),
     ("reduce @/trace.nc --var-names ~c", "names of variables, got c"),
     ("reduce @/trace.nc --var-names a,c", "names of variables, got c"),
+    (
+        "reduce @/trace.nc --var-names ~a --var-names ~b",
+        "~NAME to leave a variable, got ~a, ~b",
+    ),
+    ("reduce @/trace.nc --var-names ~a,b,~b", "with ~ or without, got b and ~b. There are a, b."),
+    ("reduce @/trace.nc --var-names ,", "expected names of variables, got none."),
     ("reduce @/trace.nc --expect p=a^2", "holds ^, which is no power: write **"),
     ("reduce @/trace.nc --var-names c --filter-vars like", "what some variable has in its name"),
     ("reduce @/trace.nc --var-names ( --filter-vars regex", "regular expressions"),
