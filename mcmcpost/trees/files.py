@@ -345,7 +345,7 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
             "load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE
         )
     if _is_zarr(place):
-        _check_written(place)
+        _check_written(place, tree)
     return tree
 
 
@@ -424,29 +424,42 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
         raise InputError(where, "the JSON of an evidence as it was printed", got, cure) from error
 
 
-def _check_written(place: Path) -> None:
-    """Refuse a Zarr folder some of whose chunks of draws or scores are not there, which would be
-    read as zeros.
+_METADATA = ("zarr.json", ".zgroup", ".zarray")
+
+
+def _check_written(place: Path, tree: "xarray.DataTree") -> None:
+    """Refuse a Zarr folder with a group or an array without its metadata, which Zarr leaves out,
+    and one some of whose chunks of draws or scores are not there, which would be read as zeros.
 
     No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their
     density is flat.
     """
     import zarr
 
-    folder = zarr.open_group(place, mode="r")
+    cure = (
+        "It is still being written, its job was stopped, or it was not copied whole: wait, copy it "
+        "again, or save the draws before with save_tree."
+    )
+    expected = f"a Zarr tree that is written to its end at {place}"
+    for node in tree.subtree:
+        # Folders in that of a group are its groups and arrays; hidden ones are of other programs.
+        for folder in (place / node.path.strip("/")).iterdir():
+            is_part = folder.is_dir() and not folder.name.startswith(".")
+            if is_part and not any((folder / name).is_file() for name in _METADATA):
+                got = f"{folder.relative_to(place)} without zarr.json"
+                raise InputError("load_tree", expected, got, cure)
+    store = zarr.open_group(place, mode="r")
     for name in (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}"):
-        array = folder.get(name)
+        array = store.get(name)
+        if not isinstance(array, zarr.Array):
+            continue
         # Zarr reads a chunk that is missing as the fill value: draws of a job that was killed would
-        # be zeros.
-        if isinstance(array, zarr.Array) and 0 < array.nchunks_initialized < array.nchunks:
-            got = f"{array.nchunks_initialized} of {array.nchunks} chunks of {name}"
-            cure = (
-                "It is still being written, or its job was stopped: wait, or save the draws "
-                "before with save_tree."
-            )
-            raise InputError(
-                "load_tree", f"a Zarr tree that is written to its end at {place}", got, cure
-            )
+        # be zeros. Without any chunk it is what nutpie makes room for, unless scores were written.
+        written = array.nchunks_initialized
+        filled = "score_sign" in store[GROUP].attrs and np.isnan(array.fill_value)
+        if written < array.nchunks and (written or filled):
+            got = f"{written} of {array.nchunks} chunks of {name}"
+            raise InputError("load_tree", expected, got, cure)
 
 
 def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:

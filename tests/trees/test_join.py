@@ -185,6 +185,25 @@ def test_a_zarr_folder_that_is_not_written_to_its_end_is_refused(tmp_path, rng):
         mp.load_tree(path)
 
 
+@pytest.mark.filterwarnings("ignore:Object at")  # Zarr's own words, of which the error is the cure
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("sample_stats/zarr.json", "sample_stats without zarr.json"),
+        ("posterior/zarr.json", "posterior without zarr.json"),
+        ("sample_stats/gradient/zarr.json", "sample_stats/gradient without zarr.json"),
+        ("sample_stats/gradient/c/0/0/0", "0 of 1 chunks of sample_stats/gradient"),
+    ],
+)
+def test_a_zarr_folder_that_was_not_copied_whole_is_refused(tmp_path, rng, lost, words):
+    path = mp.save_tree(job(rng), tmp_path / "trace.zarr")
+    (path / ".DS_Store").mkdir()  # of another program
+    assert mp.load_tree(path).children
+    (path / lost).unlink()
+    with pytest.raises(mp.InputError, match=f"trace.zarr, got {words}.*not copied whole"):
+        mp.load_tree(path)
+
+
 def test_variables_of_a_zarr_folder_with_different_numbers_of_draws_are_refused(tmp_path, rng):
     path = mp.save_tree(job(rng), tmp_path / "trace.zarr")
     shutil.rmtree(path / "sample_stats" / "gradient")
