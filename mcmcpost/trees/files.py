@@ -256,7 +256,8 @@ def load_tree(
     if lazy and find_spec("dask") is None:
         cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
         raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
-    places = [as_path("load_tree", one) for one in (path, *more)]
+    cure = "Name a file; of several pass each, as load_tree(*paths)."
+    places = [as_path("load_tree", one, cure) for one in (path, *more)]
     # CmdStan's outputs and diagnostic files pair up among all paths, so that they are read together
     # or not at all.
     of_cmdstan = list(map(is_cmdstan, places))
