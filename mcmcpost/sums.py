@@ -419,7 +419,7 @@ class InChunks(NamedTuple):
         sample, step = self.question.sample, 1
         while sample.values[:, ::step, 0].size > most:
             step *= 2
-        draws, scores, names, _ = sample.trace
+        draws, scores, names = sample.trace[:3]
         trace = Trace(draws[:, ::step], scores[:, ::step], names)
         few = Sample.of(trace, sample.names, sample.values[:, ::step], sample.events)
         return self._replace(question=self.question._replace(sample=few))

@@ -21,12 +21,14 @@ class Trace(NamedTuple):
     scores : (c, n, d), ∇ log density of the unconstrained draw, log-Jacobian included.
     names : d coordinate labels.
     weights : of the draws, None where they are equal.
+    source : the files that they were read from, for messages.
     """
 
     draws: Float[np.ndarray, "c n d"]
     scores: Float[np.ndarray, "c n d"]
     names: tuple[str, ...]
     weights: Weights | None = None
+    source: str = ""
 
 
 class States(NamedTuple):
@@ -46,7 +48,12 @@ class States(NamedTuple):
 
 
 def make_trace(
-    draws: object, scores: object, names: Iterable[str] | None = None, *, copy: bool = True
+    draws: object,
+    scores: object,
+    names: Iterable[str] | None = None,
+    *,
+    copy: bool = True,
+    source: str = "",
 ) -> Trace:
     """Return a `Trace` after checking that draws and scores are two real arrays of one shape (c, n,
     d).
@@ -57,18 +64,38 @@ def make_trace(
     scores_ = as_float64("Trace", "scores", scores, "chain, draw, d", copy=copy)
     _check_same_shape(draws_.shape, scores_.shape)
     _check_not_empty(draws_.shape)
+    labels = as_labels("Trace", names, draws_.shape[-1])
     if not np.isfinite(draws_).all():
-        raise _not_finite(~np.isfinite(draws_).all(axis=-1))
+        raise not_finite(f"Trace{of_source(source)}", ~np.isfinite(draws_), labels)
     check_size("Trace", "draws", draws_)
-    return Trace(draws_, scores_, as_labels("Trace", names, draws_.shape[-1]))
+    return Trace(draws_, scores_, labels, source=source)
 
 
-def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
+SHOWN = 5
+"""Coordinates that a message spells out."""
+
+
+def listed(names: tuple[str, ...], which: Bool[np.ndarray, " d"]) -> str:
+    """Return the chosen names, the first five spelled out."""
+    chosen = [name for name, keep in zip(names, which, strict=True) if keep]
+    more = len(chosen) - SHOWN
+    return ", ".join(chosen[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def of_source(source: str) -> str:
+    """Return the words on the files of a trace in a message, none where it has no file."""
+    return f" of {source}" if source else ""
+
+
+def not_finite(
+    where: str, missing: Bool[np.ndarray, "c n d"], names: tuple[str, ...]
+) -> InputError:
     """Return the error for draws with NaN or infinity: how many, where, and the cure."""
+    bad = missing.any(axis=-1)
     chain, draw = np.argwhere(bad)[0]
     got = (
-        f"{int(bad.sum())} of {bad.size} draws with NaN or infinity, the first at chain {chain}, "
-        f"draw {draw}"
+        f"{int(bad.sum())} of {bad.size} draws with NaN or infinity in "
+        f"{listed(names, missing.any(axis=(0, 1)))}, the first at chain {chain}, draw {draw}"
     )
     lengths, cure = (
         (~bad).sum(axis=1),
@@ -82,7 +109,7 @@ def _not_finite(bad: Bool[np.ndarray, "c n"]) -> InputError:
             f"Chains of different lengths, {lengths.tolist()} draws, are padded so: take the "
             f"draws of each. {ADDED}"
         )
-    return InputError("Trace", "finite draws", got, cure)
+    return InputError(where, "finite draws", got, cure)
 
 
 def _check_not_empty(shape: tuple[int, ...]) -> None:

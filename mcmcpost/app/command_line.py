@@ -260,15 +260,15 @@ def reduce(
         def ask(example: "xarray.DataTree") -> None:
             named_scalars(example, posterior_variables(example), selection)
 
-        # CmdStan's two kinds of files are told apart by their columns.
         beside, option = diagnostics or [], options.with_data(option, data)
         try:
             tree = open_source(
-                [*sources, *beside],
+                sources,
                 model,
                 given,
                 option,
                 allow_bad_scores=allow_bad_scores,
+                diagnostics=beside,
                 ask=ask,
             )
         except UnequalChains:

@@ -136,6 +136,12 @@ def usage_fault(error: BaseException) -> str | None:
         return None
     # a prefix of the parser that says nothing
     text = error.format_message().replace("Value error, ", "").rstrip(".")
+    # typer's words on a number do not have the value, which its cause, of pydantic, has.
+    if "unable to parse" in text and hasattr(error.__cause__, "errors"):
+        text = f"{text.partition(',')[0]}, got {error.__cause__.errors()[0]['input']!r}"
+        text += ". Repeat the option for several" if error.param.multiple else ""
+    if (word := re.fullmatch(r"No such command '(.+)'", text)) and Path(word[1]).exists():
+        text += f". A file comes after a command, as in mcmcpost reduce {word[1]}"
     value, separator, choices = text.partition(" is not one of ")
     question = (
         did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices))
@@ -194,6 +200,8 @@ def model_file_fault(error: BaseException) -> str | None:
 _CURES = {
     "EquinoxRuntimeError": "Give `diffeqsolve` throw=False, and the log density −inf where its "
     "result is not a success: a solve that fails at any point ends all chains.",
+    "ModuleNotFoundError": "Install it beside mcmcpost, or put its file beside this one.",
+    "TracerBoolConversionError": "Use jnp.where for `if`: a model is compiled for all values.",
     "TracerArrayConversionError": "Use jax.numpy: jnp.exp for np.exp, and data as "
     "jnp.asarray(values).",
     "SystemExit": "Leave it out: a model file is imported.",

@@ -103,6 +103,13 @@ class ModelFile(NamedTuple):
             cure = "Give it a default, or its value with --option NAME=VALUE."
             expected = f"options for the arguments of `{name}{signature}`"
             raise InputError(f"Model file {self.path}", expected, f"none: {error}", cure) from error
+        for option, value in chosen.items():
+            default = signature.parameters[option].default if option in accepted else None
+            # A text in place of a number fails within JAX, and "False" for True counts as true.
+            if isinstance(default, int | float) and isinstance(value, str):
+                expected = f"a number for the option {option} of `{name}`, by default {default}"
+                cure = f"For example --option {option}={float(default):g}; true is 1, false is 0."
+                raise InputError(f"Model file {self.path}", expected, repr(value), cure)
         return function(**chosen)
 
     def _dict_of(self, function: str, values: object) -> dict[str, Any]:
@@ -279,8 +286,9 @@ def parse_options(texts: list[str]) -> dict[str, object]:
     others stay text."""
     options: dict[str, object] = {}
     for text in texts:
-        name, separator, value = (side.strip() for side in text.partition("="))
-        if not separator or not name.isidentifier() or name in options:
+        name, _, value = (side.strip() for side in text.partition("="))
+        # A value that is missing, as of a variable of the shell that is not set, is no text.
+        if not value or not name.isidentifier() or name in options:
             raise InputError(
                 "Option", "NAME=VALUE, each name once", repr(text), "For example priors=stan."
             )

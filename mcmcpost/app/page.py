@@ -58,6 +58,7 @@ from mcmcpost.core.arguments import (
     check_flags,
     check_kind,
     check_probabilities,
+    check_tree_type,
     check_writable,
 )
 from mcmcpost.core.arrays import columns_of
@@ -521,6 +522,8 @@ def html_report(
     as_names(where, "asked", [entry for pair in (asked or {}).items() for entry in pair])
     # Before the reduction, which may take minutes.
     place = None if path is None else check_destination(path, overwrite)
+    if tree is not None:
+        check_tree_type(where, tree)
     subject = (
         None
         if tree is None or is_evidence_alone(tree)

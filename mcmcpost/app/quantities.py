@@ -231,6 +231,9 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
     for name in (given.removeprefix("~") for given in wanted if exact):
         if name not in known:
             raise InputError(where, "names of variables", name, did_you_mean(name, known) + cure)
+    # ArviZ would leave it out without a word.
+    if both := [name for name in wanted if f"~{name}" in wanted]:
+        raise InputError(where, "each name with ~ or without", f"{both[0]} and ~{both[0]}", cure)
     # ArviZ's own selection, on a tree of names: "~", like and regex mean what they mean in its
     # functions.
     names = xarray.Dataset({name: (("chain", "draw"), np.zeros((1, 1))) for name in known})
@@ -244,7 +247,10 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
             where, "regular expressions", f"{error.pattern!r}: {error}", cure
         ) from error
     if not extracted.data_vars:
-        raise InputError(where, "what some variable has in its name", ", ".join(wanted), cure)
+        expected = "names of variables" if exact else "what some variable has in its name"
+        if any(name.startswith("~") for name in wanted):
+            expected = "~NAME to leave a variable"
+        raise InputError(where, expected, ", ".join(wanted) or "none", cure)
     return [str(name) for name in extracted.data_vars]
 
 

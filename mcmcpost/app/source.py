@@ -36,6 +36,7 @@ from mcmcpost.trees import is_ladder
 from mcmcpost.trees.convention import sample_dataset
 from mcmcpost.trees.integrands import as_numbers
 from mcmcpost.trees.numpyro_model import ProbedModel, dotted, probe_model
+from mcmcpost.trees.stan import is_cmdstan
 
 if TYPE_CHECKING:
     import xarray
@@ -228,15 +229,26 @@ def open_source(
     options: list[str] | None,
     *,
     allow_bad_scores: bool,
+    diagnostics: Sequence[Path] = (),
     ask: "Callable[[xarray.DataTree], object] | None" = None,
 ) -> "xarray.DataTree":
     """Return the trace of a model file, by sampling, or of stored files, for which sampling options
     are refused.
 
-    model : model file of a stored trace. given : sampling settings, None for the default. ask : of
-        `sample_posterior`.
+    model : model file of a stored trace. given : sampling settings, None for the default.
+    diagnostics : CmdStan's files of scores, beside its outputs. ask : of `sample_posterior`.
     """
-    # Each mistake has a cure of its own, which one message could not give.
+    # Each mistake has a cure of its own, which one message could not give. CmdStan's two kinds of
+    # files are told apart by their columns; beside another trace they would count as more chains.
+    sources = [*sources, *diagnostics]
+    other = [one for one in sources if diagnostics and one.exists() and not is_cmdstan(one)]
+    if other:
+        cure = (
+            "Leave it out: other traces hold their scores, or get them from --model."
+            if other[0] not in diagnostics
+            else "CmdStan writes them with `output diagnostic_file=diagnostic.csv`."
+        )
+        raise InputError("--diagnostics", "outputs and diagnostic files of CmdStan", other[0], cure)
     source, *others = sources
     check_distinct("reduce", [str(one.resolve()) for one in sources], "traces")
     models = [one for one in sources if is_model_file(one)]

@@ -29,7 +29,14 @@ from mcmcpost.control.standard_errors import (
 )
 from mcmcpost.core.arguments import check_tree_type
 from mcmcpost.core.arrays import columns_of, in_blocks
-from mcmcpost.core.errors import TRUSTED, WITHOUT_GAIN, WORST_FIRST, InputError, Status
+from mcmcpost.core.errors import (
+    TRUSTED,
+    WITHOUT_GAIN,
+    WORST_FIRST,
+    InputError,
+    InputTypeError,
+    Status,
+)
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.runtime import duration, json_able, significant
 
@@ -114,6 +121,16 @@ class Estimate(NamedTuple):
     def _along(self) -> str:
         """What the residuals of a chain are over: its draws, or runs of them."""
         return "run" if "num_runs" in self.info else "draw"
+
+    def __add__(self, other: object) -> "Estimate":
+        """Refuse to add: tuples would be joined end to end, without a word."""
+        cure = "Pool estimates of different chains by pool_estimates(one, other)."
+        got = repr(type(other).__name__)
+        raise InputTypeError("Estimate", "no + between estimates", got, cure)
+
+    def __radd__(self, other: object) -> "Estimate":
+        """Refuse to add, as in a sum, which begins with zero."""
+        return self + other
 
     def select(self, places: Int[np.ndarray, " q"]) -> "Estimate":
         """Return the estimates of the quantities at these places, in this order; `info` is that of

@@ -40,7 +40,7 @@ from mcmcpost.control.standard_errors import (
     reported_columns,
 )
 from mcmcpost.core.arguments import MOMENTS
-from mcmcpost.core.errors import TRUSTED, InputError, Status
+from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status
 from mcmcpost.core.mcse import mcse_mean, participants
 from mcmcpost.core.precision import beyond_rounding
 from mcmcpost.scores import effective_size
@@ -51,6 +51,13 @@ if TYPE_CHECKING:
 LOST = 1e-10
 """Variance of residuals, of a quantity of unit variance, below which differences of sums have no
 digits of it."""
+
+
+def _not_sums(other: object) -> InputTypeError:
+    """Return the error of adding what are no sums: Python's own names two types and no cure."""
+    cure = "Sum a trace first: moments(tree). Estimates are combined by pool_estimates."
+    got = repr(type(other).__name__)
+    return InputTypeError("moments", "sums of moments() on both sides of +", got, cure)
 
 
 class TraceMoments(NamedTuple):
@@ -90,15 +97,16 @@ class TraceMoments(NamedTuple):
         """Draws of all chains together."""
         return sum(group.layout.chains * group.layout.draws for group in self.groups)
 
-    def __add__(self, other: "TraceMoments") -> "TraceMoments":  # type: ignore[override]
+    def __add__(self, other: object) -> "TraceMoments":
         """Return the sums over the draws of both, of the controls that both have.
 
         Raises
         ------
         ValueError : the quantities or the parameters are others; a draw is in both.
+        TypeError : `other` is no such sums.
         """
         if not isinstance(other, TraceMoments):
-            return NotImplemented
+            raise _not_sums(other)
         self._check_addable(other)
         mine, theirs = self, other
         if not self.features.is_same(other.features):
@@ -134,7 +142,9 @@ class TraceMoments(NamedTuple):
 
     def __radd__(self, other: object) -> "TraceMoments":
         """Return the sums themselves, where `sum` begins with zero."""
-        return self if other == 0 else NotImplemented
+        if not isinstance(other, int | float) or other != 0:
+            raise _not_sums(other)
+        return self
 
     def _check_addable(self, other: "TraceMoments") -> None:
         check_same_features(self.features, other.features.names, other.features.coordinates)

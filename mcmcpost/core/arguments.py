@@ -307,6 +307,8 @@ def check_tree_type(where: str, tree: object) -> None:
     """Refuse what is not a DataTree."""
     if isinstance(tree, type) or not (hasattr(tree, "children") and hasattr(tree, "to_dataset")):
         cure = "Convert it, as with arviz.convert_to_datatree; load_tree reads a file."
+        if isinstance(tree, str | os.PathLike):
+            cure = f"load_tree({str(tree)!r}) reads a file."
         if hasattr(tree, "to_datatree") and not isinstance(tree, type):
             cure = "Its to_datatree() makes one."
         raise InputTypeError(where, "an xarray.DataTree", type(tree).__name__, cure)
@@ -325,9 +327,9 @@ def check_trace_type(where: str, tree: object) -> None:
     check_tree_type(where, tree)
 
 
-def as_path(where: str, path: object) -> Path:
+def as_path(where: str, path: object, cure: str = "Name a file.") -> Path:
     """Return a path; refuse what names no file."""
-    check_kind(where, "path", path, (str, os.PathLike), "Name a file.")
+    check_kind(where, "path", path, (str, os.PathLike), cure)
     assert isinstance(path, str | os.PathLike)
     if not str(path):
         raise InputError(where, "`path` to name a file", "an empty text", "Name a file.")
@@ -360,6 +362,8 @@ def missing_file(where: str, expected: str, place: Path) -> FileNotFoundError:
     beside = [path.name for path in place.parent.iterdir()] if place.parent.is_dir() else []
     whence = "" if place.is_absolute() else f"; it is relative to {Path.cwd()}"
     cure = f"{did_you_mean(place.name, beside)}Check the path{whence}."
+    if "*" in place.name:  # the shell leaves a pattern as it is where no file has such a name
+        cure = f"Patterns are read by the shell, in Python by glob.glob. {cure}"
     return FileNotFoundError(fault(where, expected, str(place), cure))
 
 

@@ -41,7 +41,7 @@ from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.warp import Warp, as_warp, fit_normal, fit_warp
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
 from mcmcpost.stein import num_polynomial_features, polynomial_exponents
-from mcmcpost.trace import make_trace
+from mcmcpost.trace import make_trace, not_finite
 
 BATCH_SIZE = 1024
 """Points at which the log density is evaluated together."""
@@ -641,10 +641,10 @@ def check_draws(
         raise InputError(
             where, "at least one chain, draw and parameter", points.shape, "Sample first."
         )
-    bad = ~np.isfinite(points).all(axis=-1)
-    if bad.any():
-        raise InputError(where, "finite draws", f"{bad.sum()} with NaN or infinity", "Remove them.")
-    return points, as_labels(where, names, points.shape[-1])
+    labels = as_labels(where, names, points.shape[-1])
+    if not np.isfinite(points).all():
+        raise not_finite(where, ~np.isfinite(points), labels)
+    return points, labels
 
 
 def too_few(points: Float[np.ndarray, "c n d"], weights: Weights | None = None) -> bool:

@@ -59,11 +59,14 @@ def named_model(source: Path) -> Path:
     if source.exists() or source.suffix or source.name != str(source):
         return source
     # The wheel has the files of models/ in this folder; a clone has them where they are edited.
-    for folder in (FOLDER, FOLDER.parents[1] / "models"):
-        file = folder / f"{_stem(source.name)}.py"
-        if file.is_file() and file.stem.isidentifier() and not file.stem.startswith("_"):
-            return file
-    return source
+    folders = (FOLDER, FOLDER.parents[1] / "models")
+    files = [file for folder in folders for file in folder.glob("[!_]*.py")]
+    shipped = {file.stem: file for file in reversed(files) if file.stem.isidentifier()}
+    stem = _stem(source.name)
+    if stem not in shipped and (meant := did_you_mean(stem, shipped)):
+        cure = f"{meant}Check the path."
+        raise InputError("Model", "a file or the name of a shipped model", repr(source.name), cure)
+    return shipped.get(stem, source)
 
 
 def _stem(name: str) -> str:

@@ -36,16 +36,7 @@ from mcmcpost.scores.identities import (
     z_zero_mean,
 )
 from mcmcpost.scores.log_density import Misfit, misfit
-from mcmcpost.trace import Trace, moving, sampled, without_fixed
-
-_SHOWN = 5
-
-
-def listed(names: tuple[str, ...], which: Bool[np.ndarray, " d"]) -> str:
-    """Return the chosen names, the first five spelled out."""
-    chosen = [name for name, keep in zip(names, which, strict=True) if keep]
-    more = len(chosen) - _SHOWN
-    return ", ".join(chosen[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+from mcmcpost.trace import SHOWN, Trace, listed, moving, of_source, sampled, without_fixed
 
 
 def where_not_finite(trace: Trace) -> str:
@@ -59,10 +50,9 @@ def where_not_finite(trace: Trace) -> str:
     if count == size:
         cause, cure = "fails everywhere, as with NaN among the data", "Repair the data, and compute"
     return (
-        f"Score gate: the scores are not finite at {count} of {size} draws (first at chain "
-        f"{chain}, draw"
-        f" {draw}), in {listed(trace.names, bad.any((0, 1)))}: the log density or its "
-        f"gradient {cause}. {cure}"
+        f"Score gate: the scores{of_source(trace.source)} are not finite at {count} of {size} "
+        f"draws (first at chain {chain}, draw {draw}), in {listed(trace.names, bad.any((0, 1)))}: "
+        f"the log density or its gradient {cause}. {cure}"
         " the scores again with attach_scores (--model FILE.py)."
         ' Control variates need them finite: allow_bad_scores=True allows method="plain" only.'
     )
@@ -365,7 +355,7 @@ def _units(trace: Trace, columns: list[int]) -> Finding:
     shown = [
         f"{-factor:.3g} ({name})" for factor, name in zip(products.mean((0, 1)), names, strict=True)
     ]
-    more = f" and {len(shown) - _SHOWN} more" if len(shown) > _SHOWN else ""
+    more = f" and {len(shown) - SHOWN} more" if len(shown) > SHOWN else ""
     guess, sd = _units_text(products), trace.draws[..., columns].std((0, 1))
     # Deviations near one are any factor.
     if (
@@ -379,7 +369,7 @@ def _units(trace: Trace, columns: list[int]) -> Finding:
         "scale",
         "Score gate: expected scores with E[(x_i − x̄_i) s_i] = −1, got scores that are a "
         "constant times such ones, as of a tempered density, in other units, or beside draws "
-        f"that are too wide or narrow: {', '.join(shown[:_SHOWN])}{more}{guess}. "
+        f"that are too wide or narrow: {', '.join(shown[:SHOWN])}{more}{guess}. "
         "Differentiate the sampled log density with respect to the draw as it is stored.",
     )
 

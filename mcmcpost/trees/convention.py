@@ -79,7 +79,7 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
         refuse_weights("read_trace", tree)
     # nutpie writes float64, NumPyro and BlackJAX float32 by default.
     x, s = (read_values(variable, np.float64) for variable in (draws, scores))
-    trace = make_trace(x, s, names, copy=False)
+    trace = make_trace(x, s, names, copy=False, source=str(tree.encoding.get("source", "")))
     return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
 
 
@@ -204,6 +204,9 @@ def make_weights(
 def _missing(tree: "xarray.DataTree", name: str) -> str:
     """Return the message for a missing variable, which may be stored under another name."""
     stats = tree.children.get(GROUP)
+    if stats is None and tree.parent is not None:  # tree.posterior, in the place of tree
+        cure = f"Pass the whole tree, of which this is the group {tree.name}."
+        return fault("read_trace", f"`{GROUP}.{name}` in the tree", "one group of it", cure)
     if stats is None:
         got, others = "groups " + (", ".join(tree.children) or "none"), []
     else:

@@ -39,7 +39,7 @@ from mcmcpost.core.errors import (
 )
 from mcmcpost.core.runtime import rename_finished, written_beside
 from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
-from mcmcpost.trace import repeated_draws
+from mcmcpost.trace import listed, repeated_draws
 from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, telling_draws
 from mcmcpost.trees.ladder_trees import is_evidence_alone
 from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
@@ -164,9 +164,20 @@ def _check_same_groups(
             )
         for dim in sizes[0]:
             if dim in ours.coords and dim in theirs.coords and not ours[dim].equals(theirs[dim]):
-                raise InputError(
-                    WHERE, f"the labels of {dim} in {group} of {one} in {name}", "others", cure
+                labels, got = (
+                    f"{dataset[dim].values[0]} to {dataset[dim].values[-1]}"
+                    for dataset in (ours, theirs)
                 )
+                # Halves of one run: side by side later draws would be chains of their own.
+                if dim == "draw" and TEMPERATURE not in sizes[0]:
+                    cure = (
+                        "Later draws of the same chains are summed: mcmcpost moments "
+                        f"{one} {name} -o sums.nc, then mcmcpost reduce sums.nc; in Python "
+                        "mp.expectation(mp.moments(one) + mp.moments(other)). Of other chains "
+                        "write draws that are numbered alike."
+                    )
+                expected = f"the labels of {dim} in {group} of {one} ({labels}) in {name}"
+                raise InputError(WHERE, expected, got, cure)
         if "chain" not in ours.dims and not ours.equals(theirs):
             raise InputError(WHERE, f"the {group} of {one} in {name}", "other values", cure)
         reference = [
@@ -248,12 +259,13 @@ def load_tree(
     if lazy and find_spec("dask") is None:
         cure = 'Install it: pip install "mcmcpost[dask]"; or leave out `lazy`.'
         raise MissingPackageError("load_tree", "the package dask", "no dask", cure)
-    places = [as_path("load_tree", one) for one in (path, *more)]
+    cure = "Name a file; of several pass each, as load_tree(*paths)."
+    places = [as_path("load_tree", one, cure) for one in (path, *more)]
     # CmdStan's outputs and diagnostic files pair up among all paths, so that they are read together
     # or not at all.
     of_cmdstan = list(map(is_cmdstan, places))
     if all(of_cmdstan):
-        return load_cmdstan(places)
+        return _with_source(load_cmdstan(places), places)
     if any(of_cmdstan):
         if missing := [place for place in places if not place.exists()]:
             raise missing_file("load_tree", "an existing file", missing[0])
@@ -266,7 +278,7 @@ def load_tree(
         )
     trees = [_load(place, lazy) for place in places]
     if len(trees) == 1:
-        return trees[0]
+        return _with_source(trees[0], places)
     if (
         alone := [
             place for place, tree in zip(places, trees, strict=True) if is_evidence_alone(tree)
@@ -284,7 +296,15 @@ def load_tree(
     if any(of_sums):
         cure = "Sum the others too: mcmcpost moments."
         raise InputError("load_tree", "sums alone, or traces alone", "both", cure)
-    return join_chains([str(place) for place in places], trees)
+    return _with_source(join_chains([str(place) for place in places], trees), places)
+
+
+def _with_source(tree: "xarray.DataTree", places: Sequence[Path]) -> "xarray.DataTree":
+    """Return the new tree with its files where xarray too notes them: messages on draws name
+    them."""
+    paths = tuple(map(str, places))
+    tree.encoding = {"source": listed(paths, np.ones(len(paths), bool))}
+    return tree
 
 
 def _load(place: Path, lazy: bool) -> "xarray.DataTree":
@@ -293,6 +313,7 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
     if not place.exists():
         raise missing_file("load_tree", "an existing file", place)
     check_no_pipe("load_tree", place)
+    _check_content(place)
     if place.suffix.lower() == ".csv":
         return read_csv(place)
     if place.suffix.lower() == ".json":
@@ -328,8 +349,47 @@ def _load(place: Path, lazy: bool) -> "xarray.DataTree":
             "load_tree", f"a tree with groups, as posterior, at {place}", "no group", _CURE
         )
     if _is_zarr(place):
-        _check_written(place)
+        _check_written(place, tree)
     return tree
+
+
+_TEXTS = {".csv": "a table with a header in", ".json": "the JSON of an evidence in"}
+
+_NETCDF_3 = ("a netCDF-3 file", "Write it as netCDF-4, as save_tree and ArviZ do.")
+
+_SIGNATURES = {
+    b"\x89HDF": ("a netCDF-4 file", "Name it NAME.nc."),
+    b"CDF\x01": _NETCDF_3,
+    b"CDF\x02": _NETCDF_3,
+    b"\x1f\x8b": ("a file packed by gzip", "Unpack it first, with gunzip."),
+    b"PK\x03\x04": ("a zip file", "Unpack it first, with unzip."),
+}
+"""What a file is by its first bytes, and what to do where its name says another kind."""
+
+
+def _check_content(place: Path) -> None:
+    """Refuse a file whose content is of another kind than its name says, as an empty one is.
+
+    Its reader would complain of an encoding, a quote or a signature.
+    """
+    import h5py
+
+    is_text = place.suffix.lower() in _TEXTS
+    kind = "a Zarr tree at" if _is_zarr(place) else "a netCDF-4 tree at"
+    expected = f"{_TEXTS.get(place.suffix.lower(), kind)} {place}"
+    if place.is_dir() and is_text:
+        raise InputError("load_tree", expected, "a folder", "Name a file in it.")
+    if place.is_dir() or (not is_text and h5py.is_hdf5(place)):
+        return
+    with place.open("rb") as file:
+        start = file.read(4)
+    known = next((what for mark, what in _SIGNATURES.items() if start.startswith(mark)), None)
+    if not start:
+        known = ("an empty file", "Write it again." if is_text else _CURE)
+    elif known is None and not is_text:
+        known = ("a file of another kind", f"A table of draws is named NAME.csv. {_CURE}")
+    if known is not None:
+        raise InputError("load_tree", expected, *known)
 
 
 def _read_evidence(place: Path) -> "xarray.DataTree":
@@ -368,29 +428,42 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
         raise InputError(where, "the JSON of an evidence as it was printed", got, cure) from error
 
 
-def _check_written(place: Path) -> None:
-    """Refuse a Zarr folder some of whose chunks of draws or scores are not there, which would be
-    read as zeros.
+_METADATA = ("zarr.json", ".zgroup", ".zarray")
+
+
+def _check_written(place: Path, tree: "xarray.DataTree") -> None:
+    """Refuse a Zarr folder with a group or an array without its metadata, which Zarr leaves out,
+    and one some of whose chunks of draws or scores are not there, which would be read as zeros.
 
     No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their
     density is flat.
     """
     import zarr
 
-    folder = zarr.open_group(place, mode="r")
+    cure = (
+        "It is still being written, its job was stopped, or it was not copied whole: wait, copy it "
+        "again, or save the draws before with save_tree."
+    )
+    expected = f"a Zarr tree that is written to its end at {place}"
+    for node in tree.subtree:
+        # Folders in that of a group are its groups and arrays; hidden ones are of other programs.
+        for folder in (place / node.path.strip("/")).iterdir():
+            is_part = folder.is_dir() and not folder.name.startswith(".")
+            if is_part and not any((folder / name).is_file() for name in _METADATA):
+                got = f"{folder.relative_to(place)} without zarr.json"
+                raise InputError("load_tree", expected, got, cure)
+    store = zarr.open_group(place, mode="r")
     for name in (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}"):
-        array = folder.get(name)
+        array = store.get(name)
+        if not isinstance(array, zarr.Array):
+            continue
         # Zarr reads a chunk that is missing as the fill value: draws of a job that was killed would
-        # be zeros.
-        if isinstance(array, zarr.Array) and 0 < array.nchunks_initialized < array.nchunks:
-            got = f"{array.nchunks_initialized} of {array.nchunks} chunks of {name}"
-            cure = (
-                "It is still being written, or its job was stopped: wait, or save the draws "
-                "before with save_tree."
-            )
-            raise InputError(
-                "load_tree", f"a Zarr tree that is written to its end at {place}", got, cure
-            )
+        # be zeros. Without any chunk it is what nutpie makes room for, unless scores were written.
+        written = array.nchunks_initialized
+        filled = "score_sign" in store[GROUP].attrs and np.isnan(array.fill_value)
+        if written < array.nchunks and (written or filled):
+            got = f"{written} of {array.nchunks} chunks of {name}"
+            raise InputError("load_tree", expected, got, cure)
 
 
 def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:

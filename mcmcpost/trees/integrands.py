@@ -94,12 +94,17 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     elif callable(integrands):
         parts = _of_entries(tree, {"f": integrands}, chains_draws)
     # A method that is passed in the place of the integrands would be tried as an array.
-    elif not isinstance(integrands, Sequence) and not hasattr(integrands, "__array__"):
-        expected, got = (
+    elif not hasattr(integrands, "__array__") and (
+        not isinstance(integrands, Sequence) or any(map(callable, integrands))
+    ):
+        expected, got, cure = (
             "variable names, an array, a function, or a mapping to such",
             f"a {type(integrands).__name__}",
+            "A method is passed as `method`.",
         )
-        raise InputTypeError("integrands", expected, got, "A method is passed as `method`.")
+        if isinstance(integrands, Sequence):
+            got, cure = f"{got} of functions", 'Name each: {"square": lambda draw: draw["x"] ** 2}.'
+        raise InputTypeError("integrands", expected, got, cure)
     else:
         parts = [_of_array(tree, "f", integrands, chains_draws)]
     if not parts:
@@ -259,6 +264,10 @@ def _of_entries(
         check_kind(
             "integrands", "key", name, str, "The keys of a dict of integrands are their names."
         )
+    for name, entry in entries.items():
+        if isinstance(entry, str):
+            expected, cure = f"`{name}` to be an array or a function", "Such as lambda d: d[NAME]."
+            raise InputTypeError("integrands", expected, repr(entry), cure)
     computed = any(map(callable, entries.values()))
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())

@@ -488,7 +488,8 @@ def _scored(
         # g_NAME is the gradient of the potential (base_hamiltonian.hpp): minus the score.
         for sign, prefix in ((1, ""), (-1, "g_"))
     )
-    trace = make_trace(draws, scores, names[0])
+    read = ", ".join(str(chain.path) for chain in diagnostics)
+    trace = make_trace(draws, scores, names[0], source=read)
     values = (
         {name: columns[name] for name in names[0]}
         if outputs is None
@@ -559,7 +560,7 @@ def _read(path: Path) -> _File:
         table = pandas.read_csv(path, comment="#", compression=None)
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(
-            _WHERE, f"a CSV of CmdStan at {path}", repr(error), "Give CmdStan's own file."
+            _WHERE, f"a CSV of CmdStan at {path}", str(error).strip(), "Give CmdStan's own file."
         ) from error
     settings = dict(
         re.findall(r"^#\s*(\w+) = (.*?)(?: \(Default\))?\s*$", text, flags=re.MULTILINE)

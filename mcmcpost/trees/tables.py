@@ -203,7 +203,7 @@ def read_csv(path: Path) -> "xarray.DataTree":
     draws, scores = (
         np.stack([columns[name] for name in group], axis=-1) for group in (names, gradients)
     )
-    trace = make_trace(draws, scores, tuple(names))
+    trace = make_trace(draws, scores, tuple(names), source=str(path))
     _refuse_parts(path, names, columns)
     _tell_of_parameters(
         path, {name: columns[name] for name in kept if name not in (*names, *gradients)}, trace
@@ -305,11 +305,12 @@ def _numbers(path: Path) -> "pandas.DataFrame":
         pandas.errors.ParserError,
         pandas.errors.EmptyDataError,
         UnicodeDecodeError,
-        IsADirectoryError,
     ) as error:
         # The text of a decoding error holds all bytes that were read.
         wrong = isinstance(error, UnicodeDecodeError)
-        got = "bytes that are no UTF-8" if wrong else repr(error)
+        empty = isinstance(error, pandas.errors.EmptyDataError)
+        said = "no line" if empty else str(error).strip().rstrip(".")
+        got = "bytes that are no UTF-8" if wrong else said
         cure = "Save it in UTF-8." if wrong else "Write one row for each draw."
         raise InputError(_WHERE, f"a table with a header in {path}", got, cure) from error
     _check_header(path, table, form.sep)
@@ -325,11 +326,12 @@ def _numbers(path: Path) -> "pandas.DataFrame":
         raise InputError(_WHERE, f"gradients in columns {PREFIX}NAME", got, cure)
     bad = [str(name) for name, values in table.items() if values.dtype.kind not in "fiub"]
     if bad or table.empty:
+        # Columns without a row are of objects to pandas, and hold no other values.
         raise InputError(
             _WHERE,
             f"rows of numbers in {path}",
-            f"other values in {', '.join(bad)}" if bad else "no row",
-            "Leave other columns out, and write one row for each draw.",
+            "no row" if table.empty else f"other values in {', '.join(bad)}",
+            f"{'' if table.empty else 'Leave other columns out. '}Write one row for each draw.",
         )
     return table
 
@@ -405,17 +407,12 @@ def _chains(
                 _WHERE, f"whole numbers in `{name}` of {path}", "others", "Number chains and draws."
             )
     if place and table.duplicated(list(place.values())).any() and "draw" in place:
-        twice = (
-            table.loc[table.duplicated(list(place.values())), list(place.values())]
-            .iloc[0]
-            .to_dict()
-        )
-        raise InputError(
-            _WHERE,
-            f"every draw once in {path}",
-            f"{twice} twice",
-            "Number the draws of each chain.",
-        )
+        first = table.loc[table.duplicated(list(place.values())), list(place.values())].iloc[0]
+        got = " ".join(f"{name} {number}" for name, number in first.items()) + " twice"
+        cure = "Number the draws of each chain."
+        if "chain" not in place:
+            cure = "Of several chains add a column `chain`, the number of the chain of each draw."
+        raise InputError(_WHERE, f"every draw once in {path}", got, cure)
     if "draw" in place:
         # Rows may be sorted by value; folds and autocorrelations need the order of the chain.
         table = table.sort_values(place["draw"], kind="stable")

@@ -33,6 +33,7 @@ def folder(tmp_path_factory):
     mp.save_tree(ladder, place / "ladder.nc")
     (place / "model.py").write_text(MODEL)
     (place / "no_model.py").write_text("x = 1\n")
+    (place / "no_module.py").write_text("import foobar\n")
     (place / "no_syntax.py").write_text("def model(:\n")
     (place / "no_data.py").write_text("def model(x):\n    pass\n")
     (place / "not_callable.py").write_text("model = 3\ndata = 4\n")
@@ -53,10 +54,19 @@ REFUSED = [
     ("reduce missing.nc", "missing.nc. Check the path; it is relative to /"),
     ("reduce @/missing.csv", "missing.csv"),
     ("reduce @/trase.nc", "Did you mean 'trace.nc'?"),
+    ("reduce @/*.nx", "Patterns are read by the shell, in Python by glob.glob."),
+    ("reduce lotka-voltera", "a shipped model, got 'lotka-voltera'. Did you mean 'lotka_"),
+    ("sample @/no_module.py -o out.nc", "No module named 'foobar'. Install it beside mcmcpost"),
     ("reduce @/modle.py", "Did you mean 'model.py'?"),
     ("reduce @/trace.nc --var-names c", "There are a, b."),
     ("reduce @/trace.nc --var-names ~c", "names of variables, got c"),
     ("reduce @/trace.nc --var-names a,c", "names of variables, got c"),
+    (
+        "reduce @/trace.nc --var-names ~a --var-names ~b",
+        "~NAME to leave a variable, got ~a, ~b",
+    ),
+    ("reduce @/trace.nc --var-names ~a,b,~b", "with ~ or without, got b and ~b. There are a, b."),
+    ("reduce @/trace.nc --var-names ,", "expected names of variables, got none."),
     ("reduce @/trace.nc --expect p=a^2", "holds ^, which is no power: write **"),
     ("reduce @/trace.nc --var-names c --filter-vars like", "what some variable has in its name"),
     ("reduce @/trace.nc --var-names ( --filter-vars regex", "regular expressions"),
@@ -157,6 +167,9 @@ REFUSED = [
 USAGE = [
     # commands that are misspelt, and words of the line that is printed
     ("redcue @/trace.nc", "Did you mean 'reduce'?"),
+    ("@/trace.nc", "A file comes after a command, as in mcmcpost reduce /"),
+    ("reduce @/trace.nc --quantile 0.05,0.95", "got '0.05,0.95'. Repeat the option for several."),
+    ("reduce @/model.py --draws 1e3", "valid integer, got '1e3'."),
     ("reduce @/trace.nc --filter-vars lik", "Did you mean 'like'?"),
     ("reduce @/trace.nc --quantil 0.5", "--quantile"),
     ("reduce @/model.py --seed 9223372036854775808", "seed"),

@@ -122,6 +122,16 @@ def test_unknown_options_are_refused(write):
         load_model_file(write(GAUSSIAN)).arguments({"prior": "flat"})
 
 
+@pytest.mark.parametrize("option", ["loc", "centred"])
+def test_a_text_for_a_number_is_refused(write, option):
+    loaded = load_model_file(
+        write("def model(**_): ...\ndef data(loc=1.5, centred=True, prior='flat'): return {}")
+    )
+    with pytest.raises(ValueError, match=f"a number for the option {option} .*, got 'False'"):
+        loaded.arguments({option: "False", "prior": "steep"})
+    assert loaded.arguments({"loc": 2, "centred": 0, "prior": "steep"}) == ((), {})
+
+
 def test_data_of_another_type_is_refused(write):
     with pytest.raises(TypeError, match="expected `data\\(\\)` to return a dict"):
         load_model_file(write("def model(): ...\ndef data(): return [1]")).arguments()
@@ -139,7 +149,7 @@ def test_options_are_parsed(texts, options):
     assert parse_options(texts) == options
 
 
-@pytest.mark.parametrize("texts", [["priors"], ["=3"], ["a b=3"], ["a=1", "a=2"]])
+@pytest.mark.parametrize("texts", [["priors"], ["=3"], ["a="], ["a b=3"], ["a=1", "a=2"]])
 def test_bad_options_are_refused(texts):
     with pytest.raises(ValueError, match="NAME=VALUE"):
         parse_options(texts)

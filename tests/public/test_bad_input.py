@@ -1380,6 +1380,24 @@ def test_exponents_with_few_interactions_are_some_of_all():
     np.testing.assert_array_equal(few, every[(every > 0).sum(1) <= 2])
 
 
+@pytest.mark.parametrize(
+    ("call", "cure"),
+    [
+        (lambda g: mp.summary("trace.nc"), "load_tree.'trace.nc'. reads a file"),
+        (lambda g: mp.html_report("trace.nc"), "html_report: .*load_tree\\('trace.nc'\\)"),
+        (lambda g: mp.load_tree(["a.nc", "b.nc"]), "of several pass each"),
+        (lambda g: mp.expectation(g.tree.posterior), "Pass the whole tree, .* group posterior"),
+        (lambda g: mp.expectation(g.tree, {"q": "a**2"}), "`q` .* got 'a\\*\\*2'. Such as lambda"),
+        (lambda g: mp.expectation(g.tree, [lambda d: d["a"]]), "list of functions. Name each"),
+        (lambda g: g.estimate + g.estimate, "no \\+ .*pool_estimates"),
+        (lambda g: sum([g.estimate, g.estimate]), "no \\+ .*pool_estimates"),
+    ],
+)
+def test_what_was_meant_is_in_the_cure(given, call, cure):
+    with pytest.raises((mp.InputError, mp.InputTypeError), match=cure):
+        call(given)
+
+
 def test_what_a_function_of_the_user_raises_is_passed_on(given):
     with pytest.raises(ZeroDivisionError):
         plain(given, {"q": lambda d: 1 / 0})

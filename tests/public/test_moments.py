@@ -340,6 +340,17 @@ def test_what_cannot_be_summed_or_asked_is_refused_in_one_line(ask, message):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("other", [1, None, (1, 2), "sums"])
+def test_what_is_no_sum_is_not_added(other):
+    sums = mp.moments(make_tree(0), ["a"], "plain")
+    for add in (lambda: sums + other, lambda: sum([sums, other])):
+        with pytest.raises(mp.InputTypeError, match=r"sums of moments\(\) on both sides .*moments"):
+            add()
+    assert sum([sums]) is sums
+    with pytest.raises(mp.InputTypeError, match="got 'int'"):
+        1 + sums
+
+
 @pytest.mark.slow
 def test_the_input_is_not_changed():
     tree = make_tree(13)

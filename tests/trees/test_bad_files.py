@@ -22,9 +22,9 @@ OK = "chain,draw,a,gradient_a\n0,0,1,-1\n0,1,2,-2\n1,0,3,-3\n1,1,-1,1\n"
 
 TABLES = [
     # label, text of the table, words of the message
-    ("empty", "", "a table with a header"),
-    ("white", " \n\n", "a table with a header|rows of numbers"),
-    ("header only", "chain,draw,a\n", "no row|other values"),
+    ("empty", "", "a table with a header.*got an empty file"),
+    ("white", " \n\n", "a table with a header.*got no line"),
+    ("header only", "chain,draw,a\n", "no row"),
     ("longer row", "a,b\n1,2\n1,2,3,4\n", "a table with a header"),
     ("every row longer", "a,b\n1,2,3\n4,5,6\n", "as many values as columns"),
     ("every row longer by a comma", "a,b\n1,2,\n4,5,\n", "as many values as columns"),
@@ -54,14 +54,19 @@ TABLES = [
     ("gradient without name", "a,gradient_\n1,2\n3,4\n", "a column of draws"),
     ("part of an array", "t[0],t[1],gradient_t[0]\n1,2,3\n4,5,6\n", "gradient_t\\[1\\]"),
     ("part of Stan's array", "t.1,t.2,gradient_t.2\n1,2,3\n4,5,6\n", "gradient_t\\.1"),
-    ("a draw twice", OK + "1,1,0,0\n", "twice"),
+    ("a draw twice", OK + "1,1,0,0\n", "got chain 1 draw 1 twice. Number the draws of each"),
+    ("chains without their numbers", "draw,a\n0,1\n1,2\n0,3\n1,4\n", "add a column `chain`"),
     ("chains of two lengths", OK + "1,2,0,0\n", "chains of one length"),
     ("chains that are words", OK.replace("\n1,", "\nb,"), "other values in chain"),
     ("chains that are no integers", OK.replace("\n1,", "\n0.5,"), "whole numbers in `chain`"),
     ("a chain that is missing", OK.replace("\n1,0", "\n,0"), "whole numbers in `chain`"),
     ("chains under a capital", OK.replace("chain", "Chain") + "1,2,0,0\n", "chains of one length"),
     ("an element under two names", "t[1],t.1\n1,2\n3,4\n", "each element of t once"),
-    ("infinite draws", OK.replace("3,-3", "inf,-3"), "finite draws"),
+    (
+        "infinite draws",
+        OK.replace("3,-3", "inf,-3"),
+        r"Trace of .*draws\.csv: .* infinity in a, the",
+    ),
     ("draws beyond range", OK.replace("3,-3", "1e400,-3"), "finite draws"),
     ("draws too large to square", OK.replace("3,-3", "1e200,-3"), "1e-75 to 1e\\+75"),
     ("draws too small to square", "a,gradient_a\n1e-200,1\n2e-200,1\n", "1e-75 to 1e\\+75"),
@@ -77,6 +82,21 @@ def test_tables(tmp_path, text, words):
     path.write_text(text)
     with pytest.raises(mp.InputError, match=words):
         mp.load_tree(path)
+
+
+@pytest.mark.parametrize("variable", ["unconstrained_draw", "gradient"])
+def test_numbers_that_are_not_finite_are_told_with_file_and_parameter(tmp_path, variable):
+    paths = [tmp_path / name for name in ("whole.nc", "broken.nc")]
+    rng = np.random.default_rng(5)
+    for i, path in enumerate(paths):
+        tree = mp.from_arrays(x := rng.normal(size=(2, 40, 3)), -x, names=("a", "b", "c"))
+        tree["sample_stats"][variable][0, 3, 1:] = np.nan if i else 0.5
+        mp.save_tree(tree, path)
+    for given, place in ((paths[1:], "0, draw 3"), (paths, "2, draw 3")):
+        source = ", ".join(map(str, given))
+        with pytest.raises(mp.InputError, match=f"{source}.* in b, c") as told:
+            mp.check_tree(mp.load_tree(*given))
+        assert f"first at chain {place}" in str(told.value)
 
 
 def test_the_names_that_pandas_gives_are_names(tmp_path):
@@ -121,10 +141,21 @@ BYTES = [
     # label, name, content (None for a folder), words of the message
     ("binary table", "x.csv", b"\xff\xfe\x00\x01,\x80\n", "a table with a header|rows of numbers"),
     ("UTF-16 table", "x.csv", "a,b\n1,2\n".encode("utf-16"), "a table with a header"),
-    ("folder named as a table", "x.csv", None, "a table with a header"),
-    ("empty netCDF", "x.nc", b"", "netCDF-4"),
-    ("text as netCDF", "x.nc", b"a,b\n1,2\n", "netCDF-4"),
-    ("netCDF-3", "x.nc", b"CDF\x01" + bytes(100), "netCDF-4"),
+    (
+        "netCDF as a table",
+        "x.csv",
+        b"\x89HDF\r\n\x1a\n",
+        r"header in .*x\.csv, got a netCDF-4.*NAME",
+    ),
+    ("netCDF as JSON", "x.json", b"\x89HDF\r\n\x1a\n", r"JSON .*x\.json, got a netCDF-4.*NAME"),
+    ("packed table", "x.csv", b"\x1f\x8b\x08\x00", r"header in .*x\.csv, got .*gzip.*gunzip"),
+    ("packed table by its name", "x.csv.gz", b"\x1f\x8b\x08\x00", "got .*gzip.*gunzip"),
+    ("empty JSON", "x.json", b"", "JSON of an evidence.*got an empty file"),
+    ("folder named as a table", "x.csv", None, "a table with a header.*got a folder"),
+    ("folder named as JSON", "x.json", None, "JSON of an evidence.*got a folder"),
+    ("empty netCDF", "x.nc", b"", "netCDF-4.*got an empty file"),
+    ("text as netCDF", "x.nc", b"a,b\n1,2\n", "netCDF-4.*A table of draws is named"),
+    ("netCDF-3", "x.nc", b"CDF\x01" + bytes(100), "netCDF-4.*got a netCDF-3"),
     ("HDF5 signature only", "x.nc", b"\x89HDF\r\n\x1a\n", "netCDF-4"),
     ("folder named as netCDF", "x.nc", None, "netCDF-4 .* got another folder"),
     ("folder without suffix", "x", None, "netCDF-4 .* got another folder"),
@@ -398,7 +429,7 @@ def test_a_chain_of_cmdstan_that_is_given_twice(tmp_path, files):
     ("content", "words"),
     [
         (b"", "a CSV of CmdStan"),
-        (b"\xff\xfe\x00", "a CSV of CmdStan"),
+        (b"\xff\xfe\x00" * 1_000, "a CSV of CmdStan"),
         (b"# only comments\n", "a CSV of CmdStan"),
         (b"lp__,a,g_a\n", "complete rows|at least one"),
         (b"lp__,a,g_a\n1,2,x\n", "complete rows"),
@@ -414,8 +445,9 @@ def test_a_chain_of_cmdstan_that_is_given_twice(tmp_path, files):
 def test_diagnostic_files(tmp_path, content, words):
     path = tmp_path / "diagnostic.csv"
     path.write_bytes(content)
-    with pytest.raises(mp.InputError, match=words):
+    with pytest.raises(mp.InputError, match=words) as told:
         mp.from_cmdstan(path)
+    assert len(str(told.value)) < 300
 
 
 @pytest.mark.parametrize("name", ["x.txt", "x", "x.csv", "x.nc.gz", ".nc"])

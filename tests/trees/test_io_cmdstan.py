@@ -133,6 +133,11 @@ def test_files_that_do_not_belong_together(run, outputs, tmp_path):
     )
     trace = mp.save_tree(mp.load_tree(*OUTPUTS), tmp_path / "trace.nc")
     assert refused(run("reduce", OUTPUTS[0], trace), "CmdStan's own files alone")
+    # They were taken for more chains, without a word.
+    assert refused(
+        run("reduce", trace, "--diagnostics", DIAGNOSTICS[0]), f"got {trace}. Leave it out"
+    )
+    assert refused(run("reduce", *OUTPUTS, "--diagnostics", trace), "with `output diagnostic_file=")
     other = tmp_path / "other.csv"
     other.write_text(outputs[1].read_text().replace("trend.8", "extra"))
     other.with_name("first.csv").write_text(outputs[0].read_text())

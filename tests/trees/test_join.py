@@ -104,6 +104,17 @@ def test_chains_of_other_runs_are_refused(tmp_path, rng, other, words):
         mp.load_tree(*paths)
 
 
+def test_halves_of_one_run_are_told_to_be_summed(tmp_path, rng):
+    run = job(rng)
+    halves = [
+        mp.save_tree(run.isel(draw=half), tmp_path / f"{i}.nc")
+        for i, half in enumerate((slice(30), slice(30, None)))
+    ]
+    words = r"0\.nc \(0 to 29\) in .*1\.nc, got 30 to 59.*mcmcpost moments .*0\.nc .*1\.nc -o sums"
+    with pytest.raises(mp.InputError, match=words):
+        mp.load_tree(*halves)
+
+
 def test_other_data_are_refused(tmp_path, rng):
     paths = []
     for i in range(2):
@@ -177,6 +188,25 @@ def test_a_zarr_folder_that_is_not_written_to_its_end_is_refused(tmp_path, rng):
     with pytest.raises(
         mp.InputError, match=r"5 of 6 chunks of sample_stats/gradient.*still being written"
     ):
+        mp.load_tree(path)
+
+
+@pytest.mark.filterwarnings("ignore:Object at")  # Zarr's own words, of which the error is the cure
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ("sample_stats/zarr.json", "sample_stats without zarr.json"),
+        ("posterior/zarr.json", "posterior without zarr.json"),
+        ("sample_stats/gradient/zarr.json", "sample_stats/gradient without zarr.json"),
+        ("sample_stats/gradient/c/0/0/0", "0 of 1 chunks of sample_stats/gradient"),
+    ],
+)
+def test_a_zarr_folder_that_was_not_copied_whole_is_refused(tmp_path, rng, lost, words):
+    path = mp.save_tree(job(rng), tmp_path / "trace.zarr")
+    (path / ".DS_Store").mkdir()  # of another program
+    assert mp.load_tree(path).children
+    (path / lost).unlink()
+    with pytest.raises(mp.InputError, match=f"trace.zarr, got {words}.*not copied whole"):
         mp.load_tree(path)
 
 

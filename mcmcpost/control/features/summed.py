@@ -14,9 +14,9 @@ from mcmcpost.control.features.quantity import FunctionsOf, fields_at
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import MIN_FOLDS
 from mcmcpost.core.arrays import in_blocks
-from mcmcpost.core.errors import InputError, fault
+from mcmcpost.core.errors import InputError
 from mcmcpost.scores import ScoreError
-from mcmcpost.trace import passages_of
+from mcmcpost.trace import listed, passages_of
 
 SAME = 1e-6
 """Relative distance of a control from the span of others up to which it is a combination of
@@ -480,7 +480,8 @@ def sums_of(
             x, s, f = (array[block].astype(float) for array in chain_arrays)
             # Here, since there may be hundreds of them for each of the quantities that a chunk has.
             f, at = f if transform is None else transform(f, x, s), every[block]
-            _check_finite(x, s if features.families else x, place[0] + chain, layout.start + at)
+            where = (place[0] + chain, layout.start + at)
+            _check_finite(x, s if features.families else x, features.coordinates, *where)
             low, high, finite = (
                 np.fmin(low, f.min(axis=0)),
                 np.fmax(high, f.max(axis=0)),
@@ -533,20 +534,20 @@ def fingerprints_of(starts: Float[np.ndarray, "c t d"]) -> Int[np.ndarray, " c"]
 
 
 def _check_finite(
-    x: Float[np.ndarray, "b d"], s: Float[np.ndarray, "b d"], chain: int, at: np.ndarray
+    x: Float[np.ndarray, "b d"],
+    s: Float[np.ndarray, "b d"],
+    names: tuple[str, ...],
+    chain: int,
+    at: np.ndarray,
 ) -> None:
     for what, rows, error in (("draws", x, InputError), ("scores", s, ScoreError)):
-        bad = ~np.isfinite(rows).all(axis=1)
-        if bad.any():
+        missing = ~np.isfinite(rows)
+        if missing.any():
+            bad = missing.any(axis=1)
             got = (
-                f"NaN or infinity at chain {chain}, draw {at[np.argmax(bad)]}, the first of "
-                f"{bad.sum()} in a block"
+                f"NaN or infinity in {listed(names, missing.any(axis=0))} at chain {chain}, draw "
+                f"{at[np.argmax(bad)]}, the first of {bad.sum()} in a block"
             )
-            raise error(
-                fault(
-                    "moments",
-                    f"finite {what}",
-                    got,
-                    "Remove these draws, or compute the scores again.",
-                )
-            )
+            # Scores have mean zero over all draws: without these the controls would move the means.
+            cure = "Find out what wrote them, or compute the scores again; keep these draws."
+            raise error("moments", f"finite {what}", got, cure)
