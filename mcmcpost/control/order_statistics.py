@@ -187,7 +187,8 @@ def density_of_draws(
         wider = density(at)
     # Where a density ends at once a kernel is off by half of it, whatever its width; in a tail that
     # is little.
-    end = np.fmin(at - series.min(), series.max() - at) < width
+    to_end = np.fmin(at - series.min(), series.max() - at)
+    end = to_end < width
     # an effective draw at the point itself, that none is there by chance
     one = 1 / (2 * np.sqrt(np.pi) * width * ess)
     bias = np.where(end, np.fmax(np.abs(wider - mean), mean / 2), wider - mean)
@@ -195,12 +196,12 @@ def density_of_draws(
     if weights is None:
         # One width is too wide by far where a density changes a thousandfold, as that of exp(θ),
         # and then both widths agree: near a point the draws themselves tell how dense they are.
+        # Near an end the density may be without bound, as that of a square.
         near, noise = _density_of_neighbours(series, at, ess)
         with np.errstate(invalid="ignore"):
             distance = np.abs(mean - near)
-            error = np.where(
-                distance > DISTRUST * np.hypot(error, noise), np.hypot(error, distance), error
-            )
+            wrong = (distance > DISTRUST * np.hypot(error, noise)) | (to_end < REACH * width)
+            error = np.where(wrong & np.isfinite(near), np.hypot(error, distance), error)
     return mean, error
 
 
@@ -228,6 +229,10 @@ DISTRUST = 4.0
 is wrong."""
 
 
+REACH = 2.0
+"""Widths from an end of the draws up to which a kernel has draws on one side alone."""
+
+
 def density_of_leftover(
     value: Float[np.ndarray, "c n"],
     stand_in: Float[np.ndarray, "c n"],
@@ -238,17 +243,23 @@ def density_of_leftover(
     the error of that.
 
     By kernels at the same draws, whose noise is mostly the same; that of their bias is as in
-    `density_of_draws`.
+    `density_of_draws`. Where the quantity ends at once, as a share does at zero, what stands for it
+    goes on beyond, and no kernel that reaches the end tells how much of the density that is.
     """
     width = kernel_density(value.reshape(-1), at, 1.0)[1]
-    changes = []
-    for w in (width, np.sqrt(2) * width):
+    changes, near = [], np.zeros(len(at))
+    for w in (np.sqrt(2) * width, width):
         of_value, of_stand_in = (
-            np.exp(-0.5 * ((series[..., None] - at) / w) ** 2) for series in (value, stand_in)
+            np.exp(-0.5 * ((series[..., None] - at) / w) ** 2) / (np.sqrt(2 * np.pi) * w)
+            for series in (value, stand_in)
         )
-        changes.append((of_value - of_stand_in) / (np.sqrt(2 * np.pi) * w))
-    change, wider = (mean_over_draws(difference, weights) for difference in changes)
-    return change, np.hypot(np.nan_to_num(mcse_mean(changes[0], weights)), wider - change)
+        changes.append(of_value - of_stand_in)
+        near = mean_over_draws(of_value, weights)
+    wider, change = (mean_over_draws(difference, weights) for difference in changes)
+    to_end = np.maximum(np.fmin(at - value.min(), value.max() - at), 0.0)
+    missing = near * np.exp(-0.5 * (to_end / width) ** 2)
+    noise = np.nan_to_num(mcse_mean(changes[1], weights))
+    return change, np.hypot(noise, np.fmax(np.abs(wider - change), missing))
 
 
 class Densities(NamedTuple):
@@ -321,6 +332,8 @@ class Densities(NamedTuple):
                 np.isfinite(deviation)
                 & (deviation < self.lowest)
                 & (density > -MOST_NEGATIVE * deviation)
+                # What says nothing else than that there may be none is no better than another.
+                & ((density > 0) | (deviation < self.error))
             )
             # Few draws tell the field where a tail begins, and one that is too large divides
             # density and error alike.
