@@ -202,7 +202,9 @@ def density_of_draws(
             distance = np.abs(mean - near)
             wrong = (distance > DISTRUST * np.hypot(error, noise)) | (to_end < REACH * width)
             error = np.where(wrong & np.isfinite(near), np.hypot(error, distance), error)
-    return mean, error
+    # Beyond the last draw three effective ones may be missing, as near to it as a kernel is wide.
+    missing = RULE_OF_THREE / (ess * width) * np.exp(-0.5 * (to_end / (REACH * width)) ** 2)
+    return mean, np.where(to_end < 0, missing, error)
 
 
 def _density_of_neighbours(
@@ -298,7 +300,7 @@ class Densities(NamedTuple):
         seen, (ess, sd) = (below > 0) & (below < 1), size
         mean = np.where(seen, kernel, 0.0)
         # Beyond the draws there is little.
-        error = np.where(seen, kernel_error, 1 / (ess + 2) / sd)
+        error = np.where(seen, kernel_error, np.fmax(kernel_error, 1 / (ess + 2) / sd))
         status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
         beyond = ess * np.minimum(below, 1 - below)
         return cls(
