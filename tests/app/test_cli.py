@@ -29,8 +29,8 @@ def model(loc):
     numpyro.sample("y", dist.Normal(0.0, 1.0).expand([2]).to_event(1))
 
 def data(loc=1.0):
-    if loc == "far":
-        raise ValueError("data: expected a number, got 'far'. Give one.")
+    if loc > 1e6:
+        raise ValueError("data: expected a number below a million. Give one.")
     return {"loc": loc}
 
 def quantities(draw):
@@ -401,7 +401,8 @@ def test_bad_input_is_one_line(run, trace, model, tmp_path):
     assert refused(run("reduce", trace, "--quantile", "95"), "inside (0, 1)")
     assert refused(run("reduce", trace, "--draws", "9"), "belong to a model file")
     assert refused(run("reduce", model, "--option", "prior=flat"), "options among ['loc']")
-    assert refused(run("reduce", model, "--option", "loc=far"), "data: expected a number")
+    assert refused(run("reduce", model, "--option", "loc=far"), "a number for the option loc")
+    assert refused(run("reduce", model, "--option", "loc=1e7"), "data: expected a number below")
 
 
 def test_usage_errors_end_with_code_two(run, trace):
