@@ -334,8 +334,8 @@ class Densities(NamedTuple):
                 np.isfinite(deviation)
                 & (deviation < self.lowest)
                 & (density > -MOST_NEGATIVE * deviation)
-                # What says nothing else than that there may be none is no better than another.
-                & ((density > 0) | (deviation < self.error))
+                # None at all, with an error that says nothing, is no better than a kernel estimate.
+                & ((density > 0) | (deviation < self.error / LESS_KNOWN))
             )
             # Few draws tell the field where a tail begins, and one that is too large divides
             # density and error alike.
