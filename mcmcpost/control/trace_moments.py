@@ -539,6 +539,9 @@ def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
     arrays: dict[str, Any] = {
         str(name): variable.values for name, variable in group.data_vars.items()
     }
+    if "passages" not in arrays:
+        got, cure = f"those of {group.attrs['mcmcpost_version']}", "Sum the trace again."
+        raise InputError("moments", "sums with what tells draws that are there twice", got, cure)
     layouts = [Layout(*layout) for layout in facts["layouts"]]
     features = Features(
         coordinates=tuple(facts["coordinates"]),

@@ -159,6 +159,14 @@ def test_draws_that_are_in_both_wherever_they_are_in_their_chain(chunks, monkeyp
 
 
 @pytest.mark.slow
+def test_sums_of_before_are_to_be_made_again():
+    tree = mp.moments(make_tree(6), method="zv1").to_datatree()
+    old = tree["moments"].to_dataset().drop_vars("passages")
+    with pytest.raises(mp.InputError, match=r"twice, got those of .*Sum the trace again"):
+        mp.expectation(xarray.DataTree.from_dict({"moments": old}))
+
+
+@pytest.mark.slow
 def test_sums_read_back_say_the_same(tmp_path):
     sums = mp.moments(make_tree(6), QUANTITIES) + mp.moments(
         make_tree(7, chains=1, draws=90), QUANTITIES
