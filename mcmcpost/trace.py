@@ -190,6 +190,8 @@ PASSAGE = 32
 with few digits."""
 
 _LEAST_STATES = 10
+"""Distinct states up to which a chain that comes back to them tells nothing, as one of a count that
+is stored as floats; rounded draws have hundreds."""
 
 
 def passages_of(draws: Float[np.ndarray, "n d"]) -> Int[np.ndarray, " m"]:

@@ -249,18 +249,17 @@ def density_of_leftover(
     goes on beyond, and no kernel that reaches the end tells how much of the density that is.
     """
     width = kernel_density(value.reshape(-1), at, 1.0)[1]
-    changes, near = [], np.zeros(len(at))
-    for w in (np.sqrt(2) * width, width):
-        of_value, of_stand_in = (
-            np.exp(-0.5 * ((series[..., None] - at) / w) ** 2) / (np.sqrt(2 * np.pi) * w)
-            for series in (value, stand_in)
-        )
-        changes.append(of_value - of_stand_in)
-        near = mean_over_draws(of_value, weights)
-    wider, change = (mean_over_draws(difference, weights) for difference in changes)
+
+    def kernels(series: Float[np.ndarray, "c n"], w: float) -> Float[np.ndarray, "c n t"]:
+        return np.exp(-0.5 * ((series[..., None] - at) / w) ** 2) / (np.sqrt(2 * np.pi) * w)
+
+    of_value, twice = kernels(value, width), np.sqrt(2) * width  # in squares
+    changes = of_value - kernels(stand_in, width)
+    change, near = mean_over_draws(changes, weights), mean_over_draws(of_value, weights)
+    wider = mean_over_draws(kernels(value, twice) - kernels(stand_in, twice), weights)
     to_end = np.maximum(np.fmin(at - value.min(), value.max() - at), 0.0)
     missing = near * np.exp(-0.5 * (to_end / width) ** 2)
-    noise = np.nan_to_num(mcse_mean(changes[1], weights))
+    noise = np.nan_to_num(mcse_mean(changes, weights))
     return change, np.hypot(noise, np.fmax(np.abs(wider - change), missing))
 
 

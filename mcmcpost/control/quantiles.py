@@ -86,7 +86,8 @@ def _bracketed(
     values, mcse = estimate.mean.reshape(points.shape), estimate.mcse.reshape(points.shape)
     # An end that is known less well than it is apart from the middle, as where hardly a draw is
     # beyond it, would draw the slope of the others anywhere.
-    known = np.array([1, 0, 1]) * mcse <= np.abs(values - values[:, [1]])
+    known = mcse <= np.abs(values - values[:, [1]])
+    known[:, 1] = True
     for k, level in enumerate(levels):
         at, function = points[k, known[k]], isotonic_regression(values[k, known[k]]).x
         if len(at) > 1 and (np.diff(at) > 0).all() and (np.diff(function) > 0).all():
