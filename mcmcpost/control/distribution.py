@@ -50,9 +50,9 @@ from mcmcpost.control.order_statistics import (
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.quantiles import quantiles, sd_of
-from mcmcpost.control.standard_errors import plain_means, plain_variance
+from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_means, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
-from mcmcpost.core.errors import InputError, Status
+from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
 from mcmcpost.scores import effective_size
@@ -197,6 +197,9 @@ class Distribution(NamedTuple):
     def interval(self, prob: float = 0.89, kind: str = "eti") -> Estimate:
         """Return the lower and the upper bound of an interval of every quantity, named as in
         ``az.summary``.
+
+        With fewer than three effective draws beyond either bound it is ``unseen``: of the shortest,
+        fewer than six outside.
 
         kind : ``"eti"`` with equal tails, or ``"hdi"``, the shortest.
         """
@@ -579,6 +582,9 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         # error would be right.
         if not np.linalg.norm(numbers[1]) < np.linalg.norm(numbers[3]):
             numbers[:2], status, method = numbers[2:], (Status.PLAIN,) * 2, (PlainMean().label,) * 2
+        # As the bounds of an interval with equal tails are, each with half of what is outside.
+        if dist.effective_sizes()[0] * (1 - prob) / 2 < RULE_OF_THREE:
+            status = tuple(Status.UNSEEN if one in TRUSTED else one for one in status)
     mean, mcse, mean_plain, mcse_plain = numbers
     with np.errstate(invalid="ignore", divide="ignore"):
         gain = np.where(mcse > 0, (mcse_plain / mcse) ** 2, 1.0)

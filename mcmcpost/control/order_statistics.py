@@ -410,8 +410,12 @@ def shortest_of_draws(
     held = max(1, min(int(np.ceil(prob * len(ordered))), len(ordered) - 1))
     first = int(np.argmin(ordered[held:] - ordered[:-held]))
     ess = float(effective_size(series[..., None], series.std()[None])[0])
+    ends = ordered[[first, first + held]]
+    # Of heavy tails a few draws make the standard deviation, and the ends are found in much less.
+    of_ends = float(np.ptp(ends)) / (2 * special.ndtri((1 + prob) / 2))
+    scale = min(float(ordered.std()), of_ends or np.inf)
     # The ends of a shortest interval converge as n^(-1/3) (Grübel 1988), not as quantiles do.
-    return ordered[[first, first + held]], SURROUNDINGS * float(ordered.std()) * ess ** (-1 / 3)
+    return ends, SURROUNDINGS * scale * ess ** (-1 / 3)
 
 
 SURROUNDINGS = 6.0

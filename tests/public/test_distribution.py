@@ -18,6 +18,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import mcmcpost as mp
+from mcmcpost.control.order_statistics import shortest_of_draws
 from mcmcpost.control.quantiles import _bracketed
 
 LEVELS = np.array([0.05, 0.25, 0.5, 0.75, 0.95])
@@ -360,6 +361,26 @@ def test_shortest_intervals_of_a_scale_have_the_errors_that_are_stated():
     squares, gains = squares_and_gains(found, truth)
     assert (squares <= 1.5).all(), squares
     assert (gains > 5).all(), gains
+
+
+def test_ends_of_a_shortest_interval_are_not_looked_for_as_far_as_the_outermost_draw(rng):
+    """Of a funnel's coordinates a few draws make the standard deviation."""
+    series = rng.normal(size=(4, 200))
+    ends, reach = shortest_of_draws(series, 0.89)
+    series[0, 0] = 1e6
+    with_one = shortest_of_draws(series, 0.89)
+    assert with_one[0] == pytest.approx(ends, abs=0.1)
+    assert with_one[1] == pytest.approx(reach, rel=0.1)
+
+
+@pytest.mark.parametrize(("prob", "unseen"), [(0.89, False), (0.99, True)])
+@pytest.mark.parametrize("kind", ["eti", "hdi"])
+def test_bounds_beyond_which_hardly_any_draw_lies_are_unseen(rng, kind, prob, unseen):
+    x = rng.standard_t(5, size=(4, 100, 1))
+    tree = mp.from_arrays(x, -6 * x / (5 + x**2))
+    assert [status == "unseen" for status in mp.distribution(tree).interval(prob, kind).status] == [
+        unseen
+    ] * 2
 
 
 @pytest.mark.slow
