@@ -546,7 +546,7 @@ def savage_dickey(
         cure = "Name a scalar variable, or pass {name: function of a draw}."
         raise InputError(where, "one quantity", ", ".join(dist.names), cure)
     curve = dist.pdf(float(point))
-    density, error, status = float(curve.mean[0, 0]), float(curve.mcse[0, 0]), curve.status[0]
+    density, error, status = float(curve.mean[0, 0]), float(curve.mcse[0, 0]), curve.status[0, 0]
     info = {"density": density, "density_mcse": error, "prior_density": prior_density}
     # The logarithm of an estimate that may be zero has no variance; NaN ends here too.
     if not density > FEW_ERRORS * error:

@@ -180,20 +180,20 @@ class OverChunks(NamedTuple):
         means = [in_float64(one.estimate)(self.chunks.question.options) for one in sums]
         curves, width, missing = [], 1 + 3 * t, np.zeros(len(sample.names))
         for i, row in enumerate(at):
-            status, nothing = few.status[i * t : (i + 1) * t], np.full((1, t), np.nan)
+            status, nothing = few.status[i : i + 1], np.full((1, t), np.nan)
             if i in kernels:
                 k = list(kernels).index(i) * width
                 missing[places[i]] = sums[0].missing[k]
                 by_kernel = means[0].select(np.arange(k, k + width))
-                status = by_kernel.status[:1] * t
-            if i not in kernels or status[0] is Status.UNDEFINED:
+                status = np.array([by_kernel.status[:1] * t], dtype=object)
+            if i not in kernels or status[0, 0] is Status.UNDEFINED:
                 curves.append(Curve((), row[None], *(nothing,) * 5, status))
                 continue
             known = kernels[i].densities(by_kernel, float(sums[0].low[k]), float(sums[0].high[k]))
             if i in controlled:
                 k = list(controlled).index(i) * t
                 known = controlled[i].better(
-                    known, means[1].select(np.arange(k, k + t)), status[0], float(sizes[i])
+                    known, means[1].select(np.arange(k, k + t)), status[0, 0], float(sizes[i])
                 )
             curves.append(known.curve(row))
         warn_of_not_finite(

@@ -488,10 +488,15 @@ class Case(NamedTuple):
     truth: Truth
 
 
-def exact_cases(name: str, target: Exact, draws: list[int]) -> Iterator[Case]:
-    """Yield the cases of a target with exact draws."""
+def exact_target(name: str, shared: Path) -> Exact:
+    """Return a target of exact draws by its name."""
+    return regression(shared) if name == "regression" else EXACT[name]()
+
+
+def exact_cases(name: str, target: Exact, draws: Mapping[int, int]) -> Iterator[Case]:
+    """Yield the cases of a target with exact draws: so many ↦ so many replicates."""
     truth = exact_truth(target.marginals)
-    for num_draws in draws:
+    for num_draws, replicates in draws.items():
         for dependence, coefficient in DEPENDENCE.items():
 
             def sample(r: int, n: int = num_draws // CHAINS, phi: float = coefficient) -> tuple:
@@ -504,7 +509,7 @@ def exact_cases(name: str, target: Exact, draws: list[int]) -> Iterator[Case]:
                 return mp.from_arrays(x, scores, allow_bad_scores=True), values, np.nan
 
             places = {"all": list(range(len(target.marginals)))}
-            yield Case(name, num_draws, dependence, REPLICATES[num_draws], places, sample, truth)
+            yield Case(name, num_draws, dependence, replicates, places, sample, truth)
 
 
 class Chosen(NamedTuple):
@@ -528,7 +533,7 @@ TRUTH_RUNS, TRUTH_DRAWS, TRUTH_SEED = 14, 12_500, 50_000
 the replicates."""
 
 
-def posterior_cases(name: str, folder: Path, draws: list[int]) -> Iterator[Case]:
+def posterior_cases(name: str, folder: Path, draws: Mapping[int, int]) -> Iterator[Case]:
     """Yield the cases of a posterior, sampled where its draws are not in the folder."""
     store, rows = costs.Store(folder, name), CHOSEN[name]._asdict()
     chosen = [j for places in rows.values() for j in places]
@@ -539,7 +544,7 @@ def posterior_cases(name: str, folder: Path, draws: list[int]) -> Iterator[Case]
         if of
     }
     truth = long_run_truth(long_run(store)[..., chosen])
-    for num_draws in draws:
+    for num_draws, replicates in draws.items():
         n = num_draws // CHAINS
 
         def sample(r: int, n: int = n) -> tuple:
@@ -553,8 +558,8 @@ def posterior_cases(name: str, folder: Path, draws: list[int]) -> Iterator[Case]
             new = xarray.DataTree.from_dict(groups)
             return new, costs.stacked(new, store.posterior.variables)[1][..., chosen], seconds
 
-        replicates = min(REPLICATES[num_draws], STORED * (costs.DRAWS // n))
-        yield Case(name, num_draws, "NUTS", replicates, places, sample, truth)
+        stored = STORED * (costs.DRAWS // n)
+        yield Case(name, num_draws, "NUTS", min(replicates, stored), places, sample, truth)
 
 
 def long_run(store: costs.Store) -> np.ndarray:
@@ -601,7 +606,7 @@ def answers(
         result = call()
         seconds = time.process_time() - start
         shape = truth.value[what].shape
-        status = np.array([str(one) for one in result.status]).reshape(shape)
+        status = np.array(list(map(str, np.ravel(result.status)))).reshape(shape)
         numbers = (result.mean, result.mcse, result.mean_plain, result.mcse_plain)
         found[what] = Answer(*(np.reshape(part, shape) for part in numbers), status, seconds)
     flat = values.reshape(-1, values.shape[-1])
@@ -617,9 +622,9 @@ def answers(
     return found, fit, time.process_time() - start
 
 
-def rows(case: Case, replicates: int) -> list[dict]:
+def rows(case: Case) -> list[dict]:
     """Return the rows of a case."""
-    number = min(case.replicates, replicates)
+    number = case.replicates
     results, fits, summaries, samplers = [], [], [], []
     for r in (number - 1, *range(number)):  # the first compiles the programs, and is not measured
         tree, values, sampler = case.sample(r)
@@ -710,12 +715,12 @@ TARGETS = (*EXACT, "regression", *CHOSEN)
 
 def cases(args: Any) -> Iterator[Case]:
     """Yield the cases of the command line, each sampled when its turn comes."""
+    draws = {number: min(REPLICATES[number], args.replicates) for number in args.draws}
     for name in args.targets:
         if name in CHOSEN:
-            yield from posterior_cases(name, args.folder, args.draws)
+            yield from posterior_cases(name, args.folder, draws)
         else:
-            target = regression(args.shared) if name == "regression" else EXACT[name]()
-            yield from exact_cases(name, target, args.draws)
+            yield from exact_cases(name, exact_target(name, args.shared), draws)
 
 
 def main() -> None:
@@ -739,7 +744,7 @@ def main() -> None:
         row for row in table if row["target"] not in args.targets or row["draws"] not in args.draws
     ]
     for case in cases(args):
-        table += rows(case, args.replicates)
+        table += rows(case)
         table.sort(key=lambda row: (TARGETS.index(row["target"]), row["draws"]))
         print(
             f"{case.target}, {case.draws} draws, {case.dependence}: done",

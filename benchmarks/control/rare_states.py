@@ -113,7 +113,7 @@ def answers(
 
 
 def _answer(found: Any) -> Answer:
-    controlled = np.array([str(status) in CONTROLLED for status in found.status])
+    controlled = np.array([str(status) in CONTROLLED for status in np.ravel(found.status)])
     numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain)
     return Answer(*(np.asarray(part).reshape(-1) for part in numbers), controlled)
 

@@ -289,7 +289,7 @@ def plot_distribution(
         mean, error = curve.mean[k], 2 * curve.mcse[k]
         if not known[k]:
             canvas.name_x_axis(name, ([], []))
-            canvas.text([0.0], [0.0], [str(curve.status[k * NUM_POINTS])])
+            canvas.text([0.0], [0.0], [str(curve.status[k, 0])])
             continue
         # A density is not negative, though its estimate less two errors may be.
         canvas.band(points[k], np.maximum(mean - error, 0.0), mean + error, CONTROLLED)

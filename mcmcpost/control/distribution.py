@@ -469,8 +469,9 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
     if not sample.varying[0] or problem is None:
         nothing = np.full(each.shape, np.nan)
-        same = (Status.CONSTANT if sample.finite[0] else Status.UNDEFINED,) * len(at)
-        return Curve((), each, nothing, nothing, nothing, nothing, nothing, same)
+        same = Status.CONSTANT if sample.finite[0] else Status.UNDEFINED
+        status = np.array([[same] * len(at)], dtype=object)
+        return Curve((), each, nothing, nothing, nothing, nothing, nothing, status)
     series, scale = sample.scaled[..., 0], sample.units[0]
     ess = float(dist.effective_sizes()[0])
     kernel, kernel_error = density_of_draws(sample, at / scale, ess)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import scipy.stats
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, columnwise
 from mcmcpost.control.problem import Options, Problem, Sample, column_sd
@@ -243,7 +243,7 @@ class Curve(NamedTuple):
     at : (p, t) the points, in units of the quantities.
     mean, mcse : (p, t) the estimate and its Monte Carlo standard error.
     mean_plain, mcse_plain : (p, t) without control variates. gain : (p, t) (mcse_plain/mcse)².
-    status : p·t statuses, point by point.
+    status : (p, t) a `Status` of each.
     """
 
     names: tuple[str, ...]
@@ -253,7 +253,7 @@ class Curve(NamedTuple):
     mean_plain: Float[np.ndarray, "p t"]
     mcse_plain: Float[np.ndarray, "p t"]
     gain: Float[np.ndarray, "p t"]
-    status: tuple[Status, ...]
+    status: Shaped[np.ndarray, "p t"]
 
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return a row for each quantity and point; columns are those of
@@ -270,7 +270,7 @@ class Curve(NamedTuple):
         columns |= {"gain": self.gain}
         return pandas.DataFrame(
             {name: values.reshape(-1) for name, values in columns.items()}
-            | {"status": list(map(str, self.status))},
+            | {"status": list(map(str, self.status.reshape(-1)))},
             index=pandas.MultiIndex.from_arrays(
                 [names, self.at.reshape(-1)], names=["quantity", "at"]
             ),
@@ -280,17 +280,13 @@ class Curve(NamedTuple):
     def of(cls, at: Float[np.ndarray, " t"], found: Estimate) -> "Curve":
         """Return the estimates of one quantity at t points, without its name."""
         numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain, found.gain)
-        mean, mcse, mean_plain, mcse_plain, gain = (row[None] for row in numbers)
-        return cls((), at[None], mean, mcse, mean_plain, mcse_plain, gain, found.status)
+        status = np.array(found.status, dtype=object)
+        return cls((), *(row[None] for row in (at, *numbers, status)))
 
     @classmethod
     def side_by_side(cls, rows: "Sequence[Curve]", names: tuple[str, ...]) -> "Curve":
         """Return the curves of several quantities as one."""
-        *numbers, status = list(zip(*rows, strict=True))[1:]
-        at, mean, mcse, mean_plain, mcse_plain, gain = map(np.concatenate, numbers)
-        return cls(
-            names, at, mean, mcse, mean_plain, mcse_plain, gain, tuple(itertools.chain(*status))
-        )
+        return cls(names, *map(np.concatenate, list(zip(*rows, strict=True))[1:]))
 
 
 class OverAll(Protocol):

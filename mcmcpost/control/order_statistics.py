@@ -300,7 +300,7 @@ class Densities(NamedTuple):
         mean = np.where(seen, kernel, 0.0)
         # Beyond the draws there is little.
         error = np.where(seen, kernel_error, np.fmax(kernel_error, 1 / (ess + 2) / sd))
-        status = np.where(seen, Status.PLAIN, Status.UNSEEN).astype(object)
+        status = np.array([Status.PLAIN if one else Status.UNSEEN for one in seen], dtype=object)
         beyond = ess * np.minimum(below, 1 - below)
         return cls(
             mean,
@@ -368,7 +368,8 @@ class Densities(NamedTuple):
         error = np.where(few, np.fmax(self.error, self.kernel_error), self.error)
         with np.errstate(invalid="ignore", divide="ignore"):
             gain = np.where(few, np.fmin(self.gain, (self.plain_error / error) ** 2), self.gain)
-        status = tuple(np.where(few, Status.UNSEEN, self.status))
+        status = self.status.copy()
+        status[few] = Status.UNSEEN
         return Curve(
             names=(),
             at=at[None],
@@ -377,7 +378,7 @@ class Densities(NamedTuple):
             mean_plain=self.plain[None],
             mcse_plain=self.plain_error[None],
             gain=gain[None],
-            status=status,
+            status=status[None],
         )
 
 
