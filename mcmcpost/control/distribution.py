@@ -580,8 +580,12 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         there, _ = dist.events(below(numbers[0]), numbers[:1] * sample.units, shared=False)
         status, method, residuals = there.status, there.method, there.residuals
         # Both ends are of one interval: one of either would hold another probability, and neither
-        # error would be right.
-        if not np.linalg.norm(numbers[1]) < np.linalg.norm(numbers[3]):
+        # error would be right. So the end at which nothing is controlled has the other's method.
+        known = [end for end in (0, 1) if status[end] is not Status.PLAIN]
+        if known and np.linalg.norm(numbers[1]) < np.linalg.norm(numbers[3]):
+            status = tuple(status[end if end in known else known[0]] for end in (0, 1))
+            method = tuple(method[end if end in known else known[0]] for end in (0, 1))
+        else:
             numbers[:2], status, method = numbers[2:], (Status.PLAIN,) * 2, (PlainMean().label,) * 2
         # As the bounds of an interval with equal tails are, each with half of what is outside.
         if dist.effective_sizes()[0] * (1 - prob) / 2 < RULE_OF_THREE:

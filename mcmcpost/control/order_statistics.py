@@ -434,6 +434,9 @@ FINE = 1_001
 QUARTIC = 4
 """Degree of the polynomial that a distribution function is near an end."""
 
+AS_WELL_KNOWN = 100.0
+"""Median errors of the points near an end up to which one of them counts as the others do."""
+
 CLOSER = 10.0
 """Errors of an end to which the points about it reach."""
 
@@ -538,19 +541,25 @@ class Ends(NamedTuple):
     def step(self, known: Known) -> "Ends":
         """Return the search after the function is known at the points."""
         grid, prob, k = self.grid, self.prob, len(known.without)
-        ends = _ends(grid, known.mean, prob)
-        moved = np.array([_ends(grid, without_fold, prob) for without_fold in known.without])
+        # Beyond the outermost draws an exact function is not known, and nothing would be exact.
+        errors = np.nan_to_num(known.mcse, nan=1.0).reshape(grid.shape)
+        ordinary = AS_WELL_KNOWN * np.median(errors, axis=1, keepdims=True) + ROUNDING
+        weight = (ordinary / np.fmax(errors, ordinary)).reshape(-1)
+        find = partial(_ends, grid, weight, prob=prob)
+        ends = find(known.mean)
+        moved = np.array([find(without_fold) for without_fold in known.without])
         edge = (
             np.minimum(np.abs(ends - grid[:, 0]), np.abs(ends - grid[:, -1]))
             <= np.ptp(grid, axis=1) / FINE
         )
         # To first order the ends are sums of the values at the points. Without a fold they may be
         # at another crossing.
-        error = np.fmax(known.error_of(_influence(grid, known.mean, ends, edge)), _jackknife(moved))
+        influence = _influence(grid, weight, known.mean, ends, edge)
+        error = np.fmax(known.error_of(influence), _jackknife(moved))
         # What is not linear, by its bias, and what a polynomial of that degree cannot follow: at
         # most as much as one of a lower degree differs by.
         bias = (k - 1) * (moved.mean(axis=0) - ends)
-        beyond = np.hypot(bias, ends - _ends(grid, known.mean, prob, QUARTIC - 1))
+        beyond = np.hypot(bias, ends - find(known.mean, degree=QUARTIC - 1))
         # Where densities at both ends are the same, both move by as much, but for what is between
         # them.
         error = np.hypot(error, beyond if edge.any() else beyond.max())
@@ -596,6 +605,7 @@ def _jackknife(without: Float[np.ndarray, "k q"]) -> Float[np.ndarray, " q"]:
 
 def _ends(
     grid: Float[np.ndarray, "two t"],
+    weight: Float[np.ndarray, " 2*t"],
     probabilities: Float[np.ndarray, " 2*t"],
     prob: float,
     degree: int = QUARTIC,
@@ -608,8 +618,10 @@ def _ends(
     begins or ends with the draws.
     """
     (low, low_slope), (high, high_slope) = (
-        _smooth(points, values, degree)
-        for points, values in zip(grid, np.split(probabilities, 2), strict=True)
+        _smooth(points, values, weights, degree)
+        for points, values, weights in zip(
+            grid, np.split(probabilities, 2), np.split(weight, 2), strict=True
+        )
     )
     lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
     # A fitted polynomial need not increase: its running maximum can be inverted.
@@ -630,6 +642,7 @@ def _ends(
 
 def _influence(
     grid: Float[np.ndarray, "two t"],
+    weight: Float[np.ndarray, " 2*t"],
     probabilities: Float[np.ndarray, " 2*t"],
     ends: Float[np.ndarray, " two"],
     edge: Bool[np.ndarray, " two"],
@@ -640,11 +653,12 @@ def _influence(
     Of F(u) − F(l) = prob and p(l) = p(u), with p and p′ of a polynomial that is linear in the
     values. An end at an edge of the points stays there.
     """
-    values = np.split(probabilities, 2)
+    values, weights_of = np.split(probabilities, 2), np.split(weight, 2)
     parts = []
-    for points, ordinates, end in zip(grid, values, ends, strict=True):
+    for points, ordinates, weights, end in zip(grid, values, weights_of, ends, strict=True):
         middle, half = points.mean(), np.ptp(points) / 2 or 1.0
-        solve = np.linalg.pinv(np.vander((points - middle) / half, QUARTIC + 1, increasing=True))
+        powers_at = np.vander((points - middle) / half, QUARTIC + 1, increasing=True)
+        solve = np.linalg.pinv(weights[:, None] * powers_at) * weights
         powers = np.polynomial.Polynomial.basis
         x = (end - middle) / half
         level, slope, bend = (
@@ -667,7 +681,10 @@ def _influence(
 
 
 def _smooth(
-    points: Float[np.ndarray, " t"], values: Float[np.ndarray, " t"], degree: int
+    points: Float[np.ndarray, " t"],
+    values: Float[np.ndarray, " t"],
+    weights: Float[np.ndarray, " t"],
+    degree: int,
 ) -> tuple[np.polynomial.Polynomial, np.polynomial.Polynomial]:
-    fitted = np.polynomial.Polynomial.fit(points, values, degree)
+    fitted = np.polynomial.Polynomial.fit(points, values, degree, w=weights)
     return fitted, fitted.deriv()

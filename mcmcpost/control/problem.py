@@ -214,7 +214,8 @@ def make_problem(
         shift=shift,
         lower=lower,
         participants=nothing,
-        fewest=_fewest_participants(z, counts, weights),
+        # Of the trace's own coordinates: those in which they are standard depend on their order.
+        fewest=_fewest_participants(states.draws, copies, weights),
         weighted=weights is not None,
     )
     return with_values(problem, values, states, weights)

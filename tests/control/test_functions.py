@@ -563,12 +563,13 @@ def test_ends_of_a_shortest_interval_move_with_the_function_as_their_derivatives
     law = scipy.stats.gamma(3.0)
     for middle in ((0.46, 5.33), (0.6, 5.42)):
         grid = np.array([np.linspace(end - 0.1, end + 0.1, 21) for end in middle])
-        values = law.cdf(grid).reshape(-1)
-        ends = _ends(grid, values, 0.89)
+        values, weight = law.cdf(grid).reshape(-1), np.where(np.arange(42) % 5, 1.0, 0.3)
+        ends = _ends(grid, weight, values, 0.89)
         edge = np.abs(ends - grid[:, 0]) < 1e-3
         move = 1e-5 * np.concatenate([np.cos(9 * points + 1) for points in grid])
-        expected = (_ends(grid, values + move, 0.89) - _ends(grid, values - move, 0.89)) / 2
+        there, back = (_ends(grid, weight, values + by, 0.89) for by in (move, -move))
+        expected = (there - back) / 2
         assert np.abs(expected).max() > 1e-7
         np.testing.assert_allclose(
-            move @ _influence(grid, values, ends, edge), expected, rtol=0.02, atol=1e-8
+            move @ _influence(grid, weight, values, ends, edge), expected, rtol=0.02, atol=1e-8
         )
