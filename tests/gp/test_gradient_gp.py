@@ -50,7 +50,7 @@ def dense_posterior(kernel, X, new, observations, with_values):
     white = 1 / kernel_root(kernel, d)
     noise = NOISE * np.tile(np.concatenate([np.ones(int(with_values)), white**-2]), len(X))
     n, both = len(X), np.concatenate([X, new])
-    blocks = autodiff_blocks(kernel, both, both)
+    blocks = np.asarray(autodiff_blocks(kernel, both, both))  # slices in JAX are programs
     K = observed(blocks[:n, :, :n], with_values) + np.diag(noise)
     cross = blocks[n:, :, :n, 1 - with_values :].reshape(len(new) * (1 + d), -1)
     prior = blocks[n:, :, n:].reshape(cross.shape[0], -1)
@@ -103,7 +103,8 @@ def test_values_join_the_gradients_and_carry_their_constant(rng):
     np.testing.assert_allclose(prediction.gradient, mean[:, 1:], rtol=1e-8)
     np.testing.assert_allclose(prediction.value_variance, np.diag(covariance)[:: 1 + d], rtol=1e-8)
     np.testing.assert_allclose(moved.predict(new).value, prediction.value + 100.0, rtol=1e-9)
-    value, gradient = fitted.value_and_gradient()(jnp.asarray(new[0], jnp.float32))
+    # jitted, as in a sampler: its operations one by one are forty programs
+    value, gradient = jax.jit(fitted.value_and_gradient())(jnp.asarray(new[0], jnp.float32))
     assert gradient.dtype == jnp.float32
     np.testing.assert_allclose(value, prediction.value[0], rtol=1e-4)
     np.testing.assert_allclose(gradient, prediction.gradient[0], rtol=1e-3, atol=1e-4)

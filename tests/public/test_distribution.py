@@ -4,6 +4,7 @@ about what is neither.
 Thirty groups of four chains of 100 draws, with seeds of their own, say whether errors hold.
 """
 
+import functools
 from types import SimpleNamespace
 from typing import NamedTuple
 
@@ -203,14 +204,17 @@ STATED = {  # half of the median gains of these seeds
 }
 
 
-def replicates(name, number):
-    """Yield the distributions of a coordinate of four chains of 100 exact draws, beside a normal
-    one."""
-    target = TARGETS[name]
-    for seed in range(number):
+@functools.cache
+def replicates(name):
+    """Return 30 distributions of a coordinate of four chains of 100 exact draws, beside a normal
+    one: two tests ask them."""
+    target, found = TARGETS[name], []
+    for seed in range(30):
         rng = np.random.default_rng([seed, 11])
         x = target.draw(rng, (4, 100))
-        yield mp.distribution(tree_of(x, target.score(x), rng.normal(size=x.shape)), ["h"], "zv2")
+        tree = tree_of(x, target.score(x), rng.normal(size=x.shape))
+        found.append(mp.distribution(tree, ["h"], "zv2"))
+    return found
 
 
 def squares_and_gains(results, truth):
@@ -226,7 +230,7 @@ def squares_and_gains(results, truth):
 def test_probabilities_and_densities_have_the_errors_and_the_gains_that_are_stated(name):
     target = TARGETS[name]
     at = quantiles_of(target, LEVELS)
-    curves = [(dist.cdf(at), dist.pdf(at)) for dist in replicates(name, 30)]
+    curves = [(dist.cdf(at), dist.pdf(at)) for dist in replicates(name)]
     for k, (question, truth) in enumerate({"cdf": LEVELS, "pdf": target.pdf(at)}.items()):
         squares, gains = squares_and_gains([pair[k] for pair in curves], truth)
         assert (squares <= 2.0).all(), (question, squares)
@@ -239,7 +243,7 @@ def test_probabilities_and_densities_have_the_errors_and_the_gains_that_are_stat
 def test_quantiles_and_intervals_have_the_errors_and_the_gains_that_are_stated(name):
     target = TARGETS[name]
     found = {"quantile": [], "eti": [], "hdi": []}
-    for dist in replicates(name, 30):
+    for dist in replicates(name):
         found["quantile"].append(dist.quantile(LEVELS))
         found["eti"].append(dist.interval(0.89))
         found["hdi"].append(dist.interval(0.89, "hdi"))
