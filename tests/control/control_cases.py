@@ -112,6 +112,8 @@ def structure_fields(
     for a in range(len(part)):
         for i in k:
             yield lambda x, a=a, i=i: jnp.sum(part[a] @ x) / np.sqrt(m) * own[i]
+        for i in k:
+            yield lambda x, a=a, i=i: part[a].sum(0) / np.sqrt(m) * standard(x)[i]
     for a, b in pairs:
         for i in k:
             yield lambda x, a=a, b=b, i=i: ((part[a] @ x) @ part[b]) * standard(x)[i]

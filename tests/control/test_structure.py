@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from control_cases import estimate, structure_fields
 
+import mcmcpost as mp
 from mcmcpost.control import Auto, Structured, ZeroVariance
 from mcmcpost.control.features.structure import (
     LAGS,
@@ -152,6 +153,35 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
             for row, score in zip(x, s, strict=True)
         ]
         np.testing.assert_allclose(column, np.array(expected), rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_nothing_depends_on_the_origin_of_a_block_or_on_the_order_of_coordinates(rng):
+    """Effects about a mean that is not zero, and a scale that their number hardly tells."""
+    names = ["mu", *(f"theta[{i}]" for i in range(8)), "log_tau"]
+    mu, log_tau = rng.normal(size=(2, 4, 100, 1)) * np.reshape([1.0, 0.3], (2, 1, 1, 1))
+    theta = mu + np.exp(0.5 * log_tau) * rng.normal(size=(4, 100, 8))
+    pull = (theta - mu) / np.exp(log_tau)
+    of_tau = -log_tau / 0.09 - 4 + 0.5 * (pull * (theta - mu)).sum(-1, keepdims=True)
+    draws = np.concatenate([mu, theta, log_tau], -1)
+    scores = np.concatenate([pull.sum(-1, keepdims=True) - mu, -pull, of_tau], -1)
+    values = (theta**2).mean(-1, keepdims=True)
+    found = mp.expectation(mp.from_arrays(draws, scores, names=names), values, "structured")
+    assert (found.gain > 3).all()
+    shift = np.where([name.startswith("theta") for name in names], 7.0, 0.0)
+    turned = [names[j] for j in range(9, -1, -1)]
+    forth, back = (
+        make_problem(make_trace(draws[..., order], scores[..., order]), values)
+        for order in (slice(None), slice(None, None, -1))
+    )
+    assert back.fewest == pytest.approx(forth.fewest)
+    for tree in (
+        mp.from_arrays(draws + shift, scores, names=names),
+        mp.from_arrays(draws[..., ::-1], scores[..., ::-1], names=turned),
+    ):
+        same = mp.expectation(tree, values, "structured")
+        np.testing.assert_allclose(same.mean, found.mean, atol=1e-6)
+        np.testing.assert_allclose(same.mcse, found.mcse, rtol=1e-4)
 
 
 def _grid_fields(blocks, shift, scale):

@@ -280,13 +280,17 @@ class _OnBlocks(AbstractFamily):
 
 @dataclass(frozen=True, eq=False)
 class Sums(_OnBlocks):
-    """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k of a
-    global k."""
+    """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k and
+    (Σs_a) z_k of a global k.
+
+    The last makes of the first-order controls, these and `SumsByGlobals` what they are about any
+    origin, as about the mean of effects that are not centred.
+    """
 
     @property
     def size(self) -> int:
         g, b = len(self.globals), len(self.blocks)
-        return g * (g + 1) // 2 + 2 * len(self.pairs) + b * g
+        return g * (g + 1) // 2 + 2 * len(self.pairs) + 2 * b * g
 
     def _affine(
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"], divergence: float
@@ -302,10 +306,9 @@ class Sums(_OnBlocks):
             shared = total[a] * of_scores[b] / x[a].shape[1] + divergence * (a == b)
             parts.append(np.stack([sums, shared], axis=1))
         # (Σz_a)/√m has the size of one coordinate, as the other controls have.
-        parts += [
-            block_sum[:, None] / np.sqrt(block.shape[1]) * t
-            for block_sum, block in zip(total, x, strict=True)
-        ]
+        for ours, theirs, block in zip(total, of_scores, x, strict=True):
+            root = np.sqrt(block.shape[1])
+            parts += [ours[:, None] / root * t, theirs[:, None] / root * u]
         return np.concatenate(parts, axis=1)
 
 
