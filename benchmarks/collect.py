@@ -62,6 +62,7 @@ PAGES = {
             "errors",
             "errors_cells",
             "rare_states",
+            "coverage",
             "calibration_ar1__5",
             "calibration_ar1__9",
             "calibration_eight_schools",
