@@ -106,9 +106,7 @@ def main() -> None:
     args = parser.parse_args()
     title = f"Coverage of the bounds of intervals, {DRAWS:,} draws"
     for name in args.targets:
-        exact = (
-            marginals.regression(args.shared) if name == "regression" else marginals.EXACT[name]()
-        )
+        exact = marginals.exact_target(name, args.shared)
         for case in marginals.exact_cases(name, exact, {DRAWS: args.replicates}):
             start = time.process_time()
             new = rows(case)
