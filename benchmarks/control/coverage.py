@@ -37,8 +37,8 @@ DRAWS = 2_000
 TARGETS = (*marginals.EXACT, "regression")
 COVERAGE = (0.5, 0.8, 0.95)
 KINDS = ("eti", "hdi")
-FEWEST = 20
-"""Bounds of a row below which no shares of them are printed."""
+FEWEST = 0.05
+"""Share of the bounds of a row that are known, below which nothing is said of them: a handful."""
 
 
 def rows(case: marginals.Case) -> list[dict[str, Any]]:
@@ -78,23 +78,23 @@ def _numbers(
     size = np.sqrt((plain_gap**2).mean(0))
     rounding = (mcse < marginals.ROUNDING * size) & (np.abs(gap) < marginals.ROUNDED * size)
     known = ~unseen & ~rounding
-    if known.sum() < FEWEST:
-        return {"known": float(known.mean())}
+    columns = [f"{100 * share:g} %" for share in COVERAGE]
+    columns += ["z²", "max |z|", "true", "reported", "plain 95 %"]
+    if known.mean() < FEWEST:
+        # All rows have all columns: those of the first are the table's.
+        return {"known": float(known.mean())} | dict.fromkeys(columns, "")
     z, plain_z = (gap / np.where(known, mcse, 1.0))[known], (plain_gap / plain_mcse)[known]
     limits = scipy.stats.norm.isf((1 - np.array(COVERAGE)) / 2)
     gains = np.where(known, (plain_mcse / np.where(known, mcse, 1.0)) ** 2, np.nan)[known]
-    return {
-        "known": float(known.mean()),
-        **{
-            f"{100 * share:g} %": float((np.abs(z) < limit).mean())
-            for share, limit in zip(COVERAGE, limits, strict=True)
-        },
-        "z²": float((z**2).mean()),
-        "max |z|": float(np.abs(z).max()),
-        "true": float((plain_gap[known] ** 2).mean() / (gap[known] ** 2).mean()),
-        "reported": float(np.median(gains)),
-        "plain 95 %": float((np.abs(plain_z) < limits[-1]).mean()),
-    }
+    numbers = [
+        *((np.abs(z) < limit).mean() for limit in limits),
+        (z**2).mean(),
+        np.abs(z).max(),
+        (plain_gap[known] ** 2).mean() / (gap[known] ** 2).mean(),
+        np.median(gains),
+        (np.abs(plain_z) < limits[-1]).mean(),
+    ]
+    return {"known": float(known.mean())} | dict(zip(columns, map(float, numbers), strict=True))
 
 
 def main() -> None:
@@ -105,6 +105,7 @@ def main() -> None:
     add_shared(parser)
     args = parser.parse_args()
     title = f"Coverage of the bounds of intervals, {DRAWS:,} draws"
+    table: list[dict[str, Any]] = []
     for name in args.targets:
         exact = marginals.exact_target(name, args.shared)
         for case in marginals.exact_cases(name, exact, {DRAWS: args.replicates}):
@@ -114,8 +115,9 @@ def main() -> None:
             print(f"{name}, {case.dependence}: {seconds:.0f} s", file=sys.stderr, flush=True)
             # Rows that are not run again stay as they are; targets may run side by side.
             path = RESULTS / "coverage.json"
-            kept = json.loads(path.read_text())["rows"] if path.exists() and not args.quick else []
-            table = [*(row for row in kept if place(row) != place(new[0])), *new]
+            if path.exists() and not args.quick:
+                table = json.loads(path.read_text())["rows"]
+            table = [*(row for row in table if place(row) != place(new[0])), *new]
             table.sort(key=place)
             emit("coverage", title, table, final=False)
     emit("coverage", title, table)
