@@ -446,6 +446,9 @@ SMALLEST_REACH = 0.1
 CLOSEST = 1e-3
 """Part of the first distance below which slopes are rounding, and the ends with them."""
 
+OUTERMOST = 10
+"""Effective draws of either tail whose mean distance tells how far its end may be."""
+
 PASSES = 8
 """How often the points at which the distribution function is known are moved to where the ends were
 found."""
@@ -490,8 +493,9 @@ class Ends(NamedTuple):
 
     low, high : the range of the draws. ends, error : (two,) as found so far. reach : of the points
         about them.
-    closest : the smallest that it becomes. rounding : (two,) errors of an exact function. nearby :
-        points about each.
+    closest : the smallest that it becomes. rounding : (two,) errors of an exact function.
+    outermost : (two,) errors of an end that is the first or the last draw. nearby : points about
+        each.
     settled : whether the ends are where they were looked for, from points as close as they are
         known.
     """
@@ -504,6 +508,7 @@ class Ends(NamedTuple):
     reach: float
     closest: float
     rounding: Float[np.ndarray, " two"]
+    outermost: Float[np.ndarray, " two"]
     nearby: int
     settled: bool = False
 
@@ -517,13 +522,23 @@ class Ends(NamedTuple):
         nearby: int = NEARBY,
     ) -> "Ends":
         """Return the search about these ends."""
-        low, high, rounding = (
-            float(series.min()),
-            float(series.max()),
-            ROUNDING * (reach + np.abs(ends)) / CLOSEST,
-        )
+        ordered = np.sort(series, axis=None)
+        ess = float(effective_size(series[..., None], series.std()[None])[0])
+        # From an end of the support to the outermost draw it is as far as from one effective draw
+        # to the next, up to a factor that is exponentially distributed.
+        few = min(int(np.ceil(OUTERMOST * len(ordered) / ess)), len(ordered) - 1)
+        apart = ordered[[few, -1]] - ordered[[0, -1 - few]]
         return cls(
-            low, high, prob, ends, np.full(2, np.inf), reach, CLOSEST * reach, rounding, nearby
+            low=float(ordered[0]),
+            high=float(ordered[-1]),
+            prob=prob,
+            ends=ends,
+            error=np.full(2, np.inf),
+            reach=reach,
+            closest=CLOSEST * reach,
+            rounding=ROUNDING * (reach + np.abs(ends)) / CLOSEST,
+            outermost=2 * apart / OUTERMOST,
+            nearby=nearby,
         )
 
     @property
@@ -564,7 +579,8 @@ class Ends(NamedTuple):
         # them.
         error = np.hypot(error, beyond if edge.any() else beyond.max())
         # Where it is at an edge, it is not there, or beyond the draws.
-        error = np.hypot(error, np.where(edge, self.reach, self.rounding))
+        at_edge = np.where(ends == [self.low, self.high], self.outermost, self.reach)
+        error = np.hypot(error, np.where(edge, at_edge, self.rounding))
         near = bool((np.abs(ends - self.ends) < self.reach / 2).all())
         # The better the function is known, the closer the points, so that the polynomial follows
         # it.
@@ -615,7 +631,7 @@ def _ends(
 
     There the densities are the same. Near either end the distribution function is taken for a
     polynomial, so that its slope is smooth; where the densities are never the same, the interval
-    begins or ends with the draws.
+    begins with the first of the points or ends with the last.
     """
     (low, low_slope), (high, high_slope) = (
         _smooth(points, values, weights, degree)
@@ -625,13 +641,18 @@ def _ends(
     )
     lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
     # A fitted polynomial need not increase: its running maximum can be inverted.
-    end = np.interp(low(lower) + prob, np.maximum.accumulate(high(upper)), upper)
+    wanted, there = np.maximum.accumulate(low(lower) + prob), np.maximum.accumulate(high(upper))
+    end = np.interp(wanted, there, upper)
     excess = low_slope(lower) - high_slope(end)
+    # From the first lower end on that leaves less than `prob` up to the last point, none is one.
+    possible = np.count_nonzero(wanted <= there[-1])
     # From a lower density at the left end to a lower one at the right: shortest, not longest.
     crossing = np.flatnonzero((excess[:-1] < 0) & (excess[1:] >= 0))
+    crossing = crossing[crossing + 1 < possible]
     if not len(crossing):
-        first = 0 if excess[0] >= 0 else -1
-        return np.array([lower[first], end[first]])
+        if excess[0] >= 0:
+            return np.array([lower[0], end[0]])
+        return np.array([np.interp(there[-1], wanted, lower), upper[-1]])
     # Of several crossings the one nearest to the middle of the points, where the fit is best.
     k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
     fraction = -excess[k] / (excess[k + 1] - excess[k])

@@ -377,6 +377,27 @@ def test_ends_of_a_shortest_interval_are_not_looked_for_as_far_as_the_outermost_
     assert with_one[1] == pytest.approx(reach, rel=0.1)
 
 
+@pytest.mark.parametrize("draws", [100, 500])
+@pytest.mark.parametrize("power", [1.2, 5.0])
+def test_a_shortest_interval_ends_where_the_density_is_largest_and_ends_at_once(power, draws):
+    """Of a beta(a, 1), whose interval is (.11^(1/a), 1); of its mirror image the same, mirrored."""
+    truth, found, mirrored = np.array([0.11 ** (1 / power), 1.0]), [], []
+    for seed in range(8):
+        p = np.random.default_rng([seed, 41]).beta(power, 1, size=(4, draws, 1))
+        tree = mp.from_arrays(np.log(p / (1 - p)), power - (power + 1) * p)
+        dist = mp.distribution(tree, {"p": p[..., 0], "1 - p": 1 - p[..., 0]})
+        both = dist.interval(0.89, "hdi")
+        found.append(both.select(np.array([0, 1])))
+        mirrored.append(both.select(np.array([2, 3])))
+    for bounds, exact in ((found, truth), (mirrored, 1 - truth[::-1])):
+        z = np.array([(one.mean - exact) / one.mcse for one in bounds])
+        assert (np.abs(z) < 4).all(), z
+        # Nor is the error of an end that hundreds of draws show how far it was looked for.
+        assert (np.median([one.mcse for one in bounds], axis=0) < 0.02).all()
+    for one, image in zip(found, mirrored, strict=True):
+        assert (np.abs(one.mean + image.mean[::-1] - 1) < one.mcse + image.mcse[::-1]).all()
+
+
 @pytest.mark.parametrize(("prob", "unseen"), [(0.89, False), (0.99, True)])
 @pytest.mark.parametrize("kind", ["eti", "hdi"])
 def test_bounds_beyond_which_hardly_any_draw_lies_are_unseen(rng, kind, prob, unseen):
