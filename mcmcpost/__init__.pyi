@@ -40,6 +40,7 @@ from .control import (
     SteinWeights as SteinWeights,
     Structured as Structured,
     TraceMoments as TraceMoments,
+    VectorFields as VectorFields,
     ZeroVariance as ZeroVariance,
 )
 from .core.errors import (

@@ -267,7 +267,8 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
     )
     if not families and not isinstance(method, PlainMean):
         cure = (
-            'Use "auto", "structured", "zv1" to "zv3", or ZeroVariance(degree) without a penalty.'
+            'Use "auto", "structured", "zv1" to "zv3", "vf1" or "vf2", or ZeroVariance(degree) '
+            "without a penalty."
         )
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)

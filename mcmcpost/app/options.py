@@ -18,6 +18,8 @@ class MethodName(StrEnum):
     ZV1 = "zv1"
     ZV2 = "zv2"
     ZV3 = "zv3"
+    VF1 = "vf1"
+    VF2 = "vf2"
     CF = "cf"
     SECF = "secf"
     STRUCTURED = "structured"

@@ -13,6 +13,7 @@ from mcmcpost.control.estimate import (
     stored_estimate,
     with_worth,
 )
+from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.structure import structure_of
 from mcmcpost.control.features.summed import (
     Features,
@@ -26,7 +27,6 @@ from mcmcpost.control.folds import Subsets
 from mcmcpost.control.kernels.choice import REML, GridREML
 from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact
 from mcmcpost.control.kernels.weights import SteinWeights, check_weights, solve_stein_weights
-from mcmcpost.control.linear import NEED
 from mcmcpost.control.method import AbstractControlVariate, FoldFit, PlainMean, Refits
 from mcmcpost.control.order_statistics import level_texts
 from mcmcpost.control.problem import Options, Problem, Sample, read_moments, standard_coordinates
@@ -38,6 +38,7 @@ from mcmcpost.control.zero_variance import (
     LeastSquares,
     Ridge,
     Structured,
+    VectorFields,
     ZeroVariance,
 )
 from mcmcpost.core.mcse import participants
@@ -74,6 +75,7 @@ __all__ = [
     "Subsets",
     "Sums",
     "TraceMoments",
+    "VectorFields",
     "ZeroVariance",
     "check_same_features",
     "check_weights",

@@ -8,7 +8,12 @@ import equinox as eqx
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.features.families import AbstractFamily, polynomials
+from mcmcpost.control.features.families import (
+    NEED,
+    AbstractFamily,
+    polynomials,
+    vector_fields,
+)
 from mcmcpost.control.features.quantity import FunctionsOf
 from mcmcpost.control.features.structure import (
     Blocks,
@@ -30,7 +35,6 @@ from mcmcpost.control.kernels.functional import (
 from mcmcpost.control.linear import (
     DRAWS_PER_RIDGED,
     MAX_FEATURES,
-    NEED,
     LinearFits,
     affordable,
     choose_families,
@@ -52,6 +56,7 @@ from mcmcpost.control.zero_variance import (
     MIN_TRAIN,
     Ridge,
     Structured,
+    VectorFields,
     ZeroVariance,
     has_enough,
 )
@@ -67,6 +72,13 @@ MAX_DEGREE = {1: 8, 2: 6}
 
 FIELD_DEGREE = 2
 """Largest degree of the polynomials whose fields serve functions of a quantity."""
+
+MAX_VECTOR_DEGREE = 2
+"""Largest degree of vector fields."""
+
+MAX_FIELDS = 600
+"""Vector fields of a degree up to which they take part: in up to 24 dimensions those of degree one,
+in nine those of degree two."""
 
 KERNEL_STATES = 1_600
 """States on which the kernel candidate is fitted, so that ten different kernels take seconds."""
@@ -306,6 +318,9 @@ class Auto(AbstractControlVariate):
         for degree in range(2, top + 1):
             if num_polynomial_features(d, degree) <= MAX_FEATURES:
                 named.append((polynomials(d, degree)[-1], ZeroVariance(degree).label))
+            number = d * (1 + num_polynomial_features(d, degree - 1))
+            if d > 1 and degree <= MAX_VECTOR_DEGREE + 1 and number <= MAX_FIELDS:
+                named.append((vector_fields(d, degree - 1)[-1], VectorFields(degree - 1).label))
         return affordable(named, num_train, SHARED * self.max_work)
 
     def _dearer(
@@ -412,6 +427,7 @@ def _serving(labels: list[str]) -> int:
     splines multiply it.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
+    high += [VectorFields(degree).label for degree in range(FIELD_DEGREE, MAX_VECTOR_DEGREE + 1)]
     return sum(label not in high for label in labels)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.interpolate import PchipInterpolator
 
-from mcmcpost.control.features.families import AbstractFamily
+from mcmcpost.control.features.families import NEED, AbstractFamily
 from mcmcpost.control.features.quantity import (
     COARSE,
     KNOTS,
@@ -32,7 +32,7 @@ from mcmcpost.control.features.quantity import (
     surrogates,
 )
 from mcmcpost.control.features.regression import Regression
-from mcmcpost.control.linear import NEED, LinearFits
+from mcmcpost.control.linear import LinearFits
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,

@@ -39,9 +39,6 @@ CLEAR = 1e-3
 COPIES = 5
 """Arrays of the size of the controls that are in memory at once where a basis is made of them."""
 
-NEED = 1.05
-"""A larger family must lower the error variance by this factor, or the smaller one is kept."""
-
 DRAWS_PER_FEATURE = 3.0
 """Training states per feature below which a fit without a penalty is made only if it is asked
 for."""
@@ -585,7 +582,7 @@ def choose_families(
     error.
 
     Families come from small to large, each with those before it. A larger one is taken where it
-    lowers the error variance by `NEED`, in which refits on halves count up to `CHEAP_SIZE`
+    lowers the error variance by what it needs, in which refits on halves count up to `CHEAP_SIZE`
     controls.
 
     Parameters
@@ -642,7 +639,7 @@ def choose_families(
             doubt_of_family = np.where(smaller, disagreement, doubt_of_family)
         # Below rounding nothing is better: which of two exact fits has the smaller residual is
         # chance.
-        better = (of_family * NEED < lowest) & (lowest > ROUNDING**2)
+        better = (of_family * families[place].need < lowest) & (lowest > ROUNDING**2)
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)

@@ -17,7 +17,7 @@ import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.estimate import Estimate, covariance_of
-from mcmcpost.control.features.families import from_json
+from mcmcpost.control.features.families import NEED, from_json
 from mcmcpost.control.features.summed import (
     MOST_RUNS,
     MOST_SAMPLED,
@@ -28,7 +28,7 @@ from mcmcpost.control.features.summed import (
     check_same_features,
     fewest,
 )
-from mcmcpost.control.linear import NEED, LinearFits, Part, choose_families, system_of
+from mcmcpost.control.linear import LinearFits, Part, choose_families, system_of
 from mcmcpost.control.method import PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options

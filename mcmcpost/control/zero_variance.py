@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.control.features.families import GAP_DEGREE, AbstractFamily, polynomials
+from mcmcpost.control.features.families import (
+    AbstractFamily,
+    polynomials,
+    vector_fields,
+)
 from mcmcpost.control.features.structure import (
     as_structure,
     check_structure,
@@ -128,7 +132,7 @@ class ZeroVariance(AbstractControlVariate):
     max_interaction: int | None = None
 
     def __check_init__(self) -> None:
-        where = "ZeroVariance"
+        where = type(self).__name__
         check_count(where, "degree", self.degree, "Use 1, 2 or 3.", most=HIGHEST_DEGREE)
         check_count(
             where, "max_interaction", self.max_interaction, "Leave it out for all.", optional=True
@@ -139,7 +143,7 @@ class ZeroVariance(AbstractControlVariate):
 
     @property
     def label(self) -> str:
-        return f"ZeroVariance(degree={self.degree})"
+        return f"{type(self).__name__}(degree={self.degree})"
 
     @property
     def from_sums(self) -> bool:
@@ -150,7 +154,7 @@ class ZeroVariance(AbstractControlVariate):
         if linear is None:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         fit = linear.at_states()
-        if self.degree < GAP_DEGREE:
+        if not linear.system.families[-1].doubted:
             return fit
         lower = [
             dataclasses.replace(self, degree=self.degree - step).linear(problem) for step in (1, 2)
@@ -167,22 +171,25 @@ class ZeroVariance(AbstractControlVariate):
         return problem.unrotated() if restricted else problem
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
-        d = problem.draws.shape[1]
-        labels = [ZeroVariance(degree).label for degree in range(1, self.degree + 1)]
-        named = zip(polynomials(d, self.degree, self.max_interaction), labels, strict=True)
-        return affordable(list(named), num_train)
+        return affordable(self._named(problem.draws.shape[1]), num_train)
 
     def fields(self, problem: Problem) -> list[LinearFits]:
-        simplest = [] if self.degree == 1 else ZeroVariance(1).fields(problem)
+        alone = len(self._named(problem.draws.shape[1])) == 1
+        simplest = [] if alone else ZeroVariance(1).fields(problem)
         linear = self.linear(problem)
         return simplest if linear is None else [*simplest, linear]
+
+    def _named(self, d: int) -> list[tuple[AbstractFamily, str]]:
+        """Return the families, each with those before it, and their labels."""
+        labels = [ZeroVariance(degree).label for degree in range(1, self.degree + 1)]
+        return list(zip(polynomials(d, self.degree, self.max_interaction), labels, strict=True))
 
     def linear(self, problem: Problem) -> LinearFits | None:
         """Return the fit without what the degrees below say of it; None of too few draws."""
         if problem.num_train < MIN_TRAIN:
             return None
         problem = self.coordinates(problem)
-        families = polynomials(problem.draws.shape[1], self.degree, self.max_interaction)
+        families = [family for family, _ in self._named(problem.draws.shape[1])]
         number = sum(family.size for family in families)
         penalty, p = self.penalty, problem.values.shape[1]
         info: dict[str, Any] = {}
@@ -205,7 +212,7 @@ class ZeroVariance(AbstractControlVariate):
             # solution.
             elif system.mix is None or problem.num_train <= system.sizes[-1]:
                 raise InputError(
-                    "ZeroVariance",
+                    type(self).__name__,
                     f"more than {number + 1} distinct training draws for {number} features "
                     "without a penalty",
                     problem.num_train,
@@ -239,6 +246,35 @@ class ZeroVariance(AbstractControlVariate):
             facts | info,
             np.zeros(p),
         )
+
+
+class VectorFields(ZeroVariance):
+    """Regress the integrand on ∇·v + v·s of all polynomial vector fields v up to a total degree.
+
+    `ZeroVariance` of one degree more has those fields alone that are gradients of polynomials. A
+    map of the parameters that bends a Gaussian, as from effects in units of their scale to the
+    effects, carries fields to fields and gradients to what are none: means of a bent Gaussian and
+    of Neal's funnel are exact here, at degrees one to two, and gain little there. The operator is
+    Stein's of first order, as in Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185);
+    docs/mathematics.md section 2.
+
+    Parameters
+    ----------
+    degree : total degree of the entries of v, at least one. There are d C(d+degree, degree)
+        features; in one dimension they are those of ``ZeroVariance(degree + 1)``.
+    penalty, max_interaction : as for `ZeroVariance`, and of the monomials φ of one degree more,
+        from whose partial derivatives the fields are made.
+    """
+
+    def __check_init__(self) -> None:
+        # One less than of the polynomials, whose gradients are among the fields.
+        check_count("VectorFields", "degree", self.degree, "Use 1 or 2.", most=HIGHEST_DEGREE - 1)
+
+    def _named(self, d: int) -> list[tuple[AbstractFamily, str]]:
+        gradients = ZeroVariance(self.degree + 1, max_interaction=self.max_interaction)._named(d)
+        fields = vector_fields(d, self.degree, self.max_interaction)
+        labels = [VectorFields(degree).label for degree in range(1, self.degree + 1)]
+        return gradients + list(zip(fields, labels, strict=False))
 
 
 class Structured(AbstractControlVariate):

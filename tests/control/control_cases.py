@@ -19,6 +19,7 @@ from mcmcpost.control import (
     Sample,
     SemiExact,
     Structured,
+    VectorFields,
     ZeroVariance,
     estimate_expectations,
 )
@@ -34,6 +35,7 @@ METHODS = {
     "zv2": ZeroVariance(2),
     "zv3_ridge": ZeroVariance(3, Ridge()),
     "zv3_lasso": ZeroVariance(3, Lasso()),
+    "vf2": VectorFields(2),
     "cf": ControlFunctional(),
     "cf_given": ControlFunctional(SquaredExponential(2.0), 1e-4),
     "cf_cg": ControlFunctional(

@@ -180,16 +180,27 @@ def test_auto_fits_no_kernel_where_a_linear_fit_is_exact(rng, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("d", "draws", "degrees"), [(3, 100, 2), (30, 20, 1), (70, 20, 0), (40, 400, 2), (60, 400, 1)]
+    ("d", "draws", "degrees", "fields"),
+    [
+        (3, 100, 2, 1),
+        (20, 100, 2, 0),
+        (30, 20, 1, 0),
+        (70, 20, 0, 0),
+        (40, 400, 2, 0),
+        (60, 400, 1, 0),
+    ],
 )
-def test_families_take_part_as_far_as_draws_allow(rng, d, draws, degrees):
+def test_families_take_part_as_far_as_draws_allow(rng, d, draws, degrees, fields):
     problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 1)))
     unnamed = tuple("x" * (i + 1) for i in range(d))
     families, labels = Auto(kernel=False, max_degree=2).families(
         problem._replace(names=unnamed), problem.num_train
     )
-    assert labels == [f"ZeroVariance(degree={degree})" for degree in range(1, degrees + 1)]
-    assert len(families) == degrees
+    expected = [f"ZeroVariance(degree={degree})" for degree in range(1, degrees + 1)]
+    assert labels == expected + [
+        f"VectorFields(degree={degree})" for degree in range(1, fields + 1)
+    ]
+    assert len(families) == degrees + fields
 
 
 def test_scores_of_more_coordinates_than_draws_are_tried_by_ridge(rng):

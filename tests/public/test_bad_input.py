@@ -77,6 +77,11 @@ CONSTRUCTORS = [
         {},
         {"degree": (*COUNT, None, 17), "penalty": (*KIND, mp.Ridge), "max_interaction": COUNT},
     ),
+    (
+        mp.VectorFields,
+        {},
+        {"degree": (*COUNT, None, 16), "penalty": (*KIND, mp.Ridge), "max_interaction": COUNT},
+    ),
     (mp.Ridge, {}, {"strength": (-1.0, 0, NAN, INF, "a", True, [1.0])}),
     (mp.Lasso, {}, {"path_length": (*COUNT, None)}),
     (mp.Auto, {}, {"max_degree": COUNT, "kernel": FLAG, "max_work": (0, -1.0, np.nan, "a")}),
