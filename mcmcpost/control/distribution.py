@@ -517,7 +517,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         estimate = assemble(products, dist.options, product_problem, fit)
         with np.errstate(invalid="ignore", divide="ignore"):
             unit = stretch / slope
-            density, raw = estimate.mean * unit, estimate.mcse_plain * np.abs(unit)
+            density, plain = estimate.mean * unit, estimate.mean_plain * unit
+            raw = estimate.mcse_plain * np.abs(unit)
             deviation = np.hypot(
                 np.hypot(estimate.mcse * unit, density * slope_error / slope),
                 change_error * stretch,
@@ -532,7 +533,7 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
             np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)
         ] = Status.CONTROLLED
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
-        known = known.improved(density, deviation, estimate.mean_plain * unit, raw, status)
+        known = known.improved(density, deviation, plain, raw, status)
     return known.curve(at)
 
 
