@@ -318,9 +318,13 @@ class Auto(AbstractControlVariate):
         for degree in range(2, top + 1):
             if num_polynomial_features(d, degree) <= MAX_FEATURES:
                 named.append((polynomials(d, degree)[-1], ZeroVariance(degree).label))
-            number = d * (1 + num_polynomial_features(d, degree - 1))
-            if d > 1 and degree <= MAX_VECTOR_DEGREE + 1 and number <= MAX_FIELDS:
-                named.append((vector_fields(d, degree - 1)[-1], VectorFields(degree - 1).label))
+            if degree == min(top, MAX_VECTOR_DEGREE + 1):
+                # After their gradients; before polynomials of a degree that is put in doubt.
+                degrees = [
+                    k for k in range(1, degree) if d * num_polynomial_features(d, k) <= MAX_FIELDS
+                ]
+                fields = vector_fields(d, len(degrees))
+                named += zip(fields, [VectorFields(k).label for k in degrees], strict=False)
         return affordable(named, num_train, SHARED * self.max_work)
 
     def _dearer(
@@ -427,7 +431,7 @@ def _serving(labels: list[str]) -> int:
     splines multiply it.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
-    high += [VectorFields(degree).label for degree in range(FIELD_DEGREE, MAX_VECTOR_DEGREE + 1)]
+    high += [VectorFields(degree).label for degree in range(1, MAX_VECTOR_DEGREE + 1)]
     return sum(label not in high for label in labels)
 
 

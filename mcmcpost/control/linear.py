@@ -372,6 +372,9 @@ def _independent(
         inner = gram[np.ix_(block, block)] - link.T @ link
         # Pivots are squared distances from the span of those before: the tolerance is squared too.
         _, order, rank, _ = scipy.linalg.lapack.dpstrf(inner, tol=DISTANCE_FROM_SUMS**2, lower=1)
+        # The first pivot LAPACK takes if it is positive, as rounding of a dependent control may be.
+        if np.diagonal(inner).max() <= DISTANCE_FROM_SUMS**2:
+            rank = 0
         pivots = np.sort(order[:rank] - 1)  # LAPACK counts from one
         kept[block[pivots]] = True
         lower = cholesky_factor(inner[np.ix_(pivots, pivots)])
@@ -639,7 +642,7 @@ def choose_families(
             doubt_of_family = np.where(smaller, disagreement, doubt_of_family)
         # Below rounding nothing is better: which of two exact fits has the smaller residual is
         # chance.
-        better = (of_family * families[place].need < lowest) & (lowest > ROUNDING**2)
+        better = (of_family * families[place].need(lowest) < lowest) & (lowest > ROUNDING**2)
         choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
         doubt[better] = doubt_of_family[better]
         lowest = np.where(better, of_family, lowest)

@@ -197,13 +197,13 @@ def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     sums, grown, unused = (tmp_path / name for name in ("sums.nc", "grown.zarr", "unused.nc"))
     assert (
         run("moments", one, two, "-o", sums).out
-        == "6 chains, 520 draws, 2 quantities, 27 controls\n"
+        == "6 chains, 520 draws, 2 quantities, 30 controls\n"
     )
     done = run("moments", longer, "--append", sums, "-o", grown, "--json")
-    assert json.loads(done.out) == {"chains": 10, "draws": 720, "quantities": 2, "controls": 27}
+    assert json.loads(done.out) == {"chains": 10, "draws": 720, "quantities": 2, "controls": 30}
     lines = run("info", grown).out.splitlines()
     assert "a file of sums" in lines[0]
-    assert lines[1].endswith("10 chains, 720 draws, 2 quantities, 27 controls")
+    assert lines[1].endswith("10 chains, 720 draws, 2 quantities, 30 controls")
     reduced = json.loads(run("reduce", grown, "--var-names", "b", "--json").out)
     assert [row["name"] for row in reduced["quantities"]] == ["b"]
     assert abs(reduced["quantities"][0]["mean_cv"]) < 1e-12

@@ -25,4 +25,4 @@ def test_auto_says_which_methods_it_fits(rng):
     tree, values, steps = mp.from_arrays(draws, -draws), np.exp(draws[..., :2]), []
     with listening(steps.append):
         mp.expectation(tree, values, mp.Auto(max_degree=2))
-    assert steps == ["ZeroVariance(degree=2)", "SemiExact(degree=2)"]
+    assert steps == ["VectorFields(degree=1)", "SemiExact(degree=2)"]
