@@ -325,7 +325,7 @@ class Auto(AbstractControlVariate):
                 degrees = [
                     k for k in range(1, degree) if d * num_polynomial_features(d, k) <= MAX_FIELDS
                 ]
-                fields = vector_fields(d, len(degrees))
+                fields = vector_fields(d, len(degrees))  # none in one dimension
                 named += zip(fields, [VectorFields(k).label for k in degrees], strict=False)
         return affordable(named, num_train, SHARED * self.max_work)
 
@@ -430,7 +430,7 @@ def _serving(labels: list[str]) -> int:
     """Return how many families, from the first, have fields that serve functions of a quantity.
 
     One of high degree sharpens the middle of a distribution function and spoils its tails, since
-    splines multiply it.
+    splines multiply it. Vector fields come after those, and only the first families can serve.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
     high += [VectorFields(degree).label for degree in range(1, MAX_VECTOR_DEGREE + 1)]

@@ -526,8 +526,8 @@ class Ends(NamedTuple):
         ess = float(effective_size(series[..., None], series.std()[None])[0])
         # From an end of the support to the outermost draw it is as far as from one effective draw
         # to the next, up to a factor that is exponentially distributed.
-        few = min(int(np.ceil(OUTERMOST * len(ordered) / ess)), len(ordered) - 1)
-        apart = (ordered[[few, -1]] - ordered[[0, -1 - few]]) * len(ordered) / (few * ess)
+        count = min(int(np.ceil(OUTERMOST * len(ordered) / ess)), len(ordered) - 1)
+        apart = (ordered[[count, -1]] - ordered[[0, -1 - count]]) * len(ordered) / (count * ess)
         return cls(
             low=float(ordered[0]),
             high=float(ordered[-1]),
@@ -641,18 +641,18 @@ def _ends(
     )
     lower, upper = (np.linspace(points[0], points[-1], FINE) for points in grid)
     # A fitted polynomial need not increase: its running maximum can be inverted.
-    wanted, there = np.maximum.accumulate(low(lower) + prob), np.maximum.accumulate(high(upper))
-    end = np.interp(wanted, there, upper)
+    target, rising = np.maximum.accumulate(low(lower) + prob), np.maximum.accumulate(high(upper))
+    end = np.interp(target, rising, upper)
     excess = low_slope(lower) - high_slope(end)
     # From the first lower end on that leaves less than `prob` up to the last point, none is one.
-    possible = np.count_nonzero(wanted <= there[-1])
+    possible = np.count_nonzero(target <= rising[-1])
     # From a lower density at the left end to a lower one at the right: shortest, not longest.
     crossing = np.flatnonzero((excess[:-1] < 0) & (excess[1:] >= 0))
     crossing = crossing[crossing + 1 < possible]
     if not len(crossing):
         if excess[0] >= 0:
             return np.array([lower[0], end[0]])
-        return np.array([np.interp(there[-1], wanted, lower), upper[-1]])
+        return np.array([np.interp(rising[-1], target, lower), upper[-1]])
     # Of several crossings the one nearest to the middle of the points, where the fit is best.
     k = crossing[np.argmin(np.abs(crossing - FINE // 2))]
     fraction = -excess[k] / (excess[k + 1] - excess[k])

@@ -251,10 +251,10 @@ class ZeroVariance(AbstractControlVariate):
 class VectorFields(ZeroVariance):
     """Regress the integrand on ∇·v + v·s of all polynomial vector fields v up to a total degree.
 
-    `ZeroVariance` of one degree more has those fields alone that are gradients of polynomials. A
-    map of the parameters that bends a Gaussian, as from effects in units of their scale to the
-    effects, carries fields to fields and gradients to what are none: means of a bent Gaussian and
-    of Neal's funnel are exact here, at degrees one to two, and gain little there. The operator is
+    `ZeroVariance` of one degree more has the gradients of polynomials among them alone. Where a
+    posterior is a Gaussian that was bent or scaled, as effects beside the logarithm of their scale,
+    the fields that it needs are no gradients: means of a Gaussian bent by a quadratic and of Neal's
+    funnel are exact here at degree two, where polynomials of degree three leave much. The operator is
     Stein's of first order, as in Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185);
     docs/mathematics.md section 2.
 

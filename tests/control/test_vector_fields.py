@@ -125,15 +125,15 @@ def test_sums_that_add_have_them(rng):
 @pytest.mark.slow
 @pytest.mark.parametrize("phi", [0.0, 0.9])
 def test_auto_takes_them_with_honest_errors(phi):
-    """Of the funnel: exp(v/2) and exp(v), of which neither is exact."""
-    truth, z, gains = np.array([np.exp(1 / 8), np.exp(0.5)]), [], []
+    """Of the funnel: exp(v/2) + x, which is not exact."""
+    z, gains = [], []
     for seed in range(24):
         x, scores = funnel(np.random.default_rng([seed, 51]), (4, 500), phi)
-        values = np.stack([np.exp(x[..., 0] / 2), np.exp(x[..., 0])], axis=-1)
-        tree = mp.from_arrays(x, scores, values, value_names=["a", "b"])
-        found = mp.expectation(tree, ["a", "b"])
-        z.append((found.mean - truth) / found.mcse)
-        gains.append(found.gain)
-    squares = np.mean(np.square(z), axis=0)
-    assert (squares <= 1.6).all(), squares
-    assert (np.median(gains, axis=0) > 30).all(), gains
+        values = np.exp(x[..., 0] / 2) + x[..., 1]
+        tree = mp.from_arrays(x, scores, values[..., None], value_names=["f"])
+        found = mp.expectation(tree, ["f"], mp.Auto(kernel=False))
+        assert found.method == ("VectorFields(degree=2)",)
+        z.append((found.mean[0] - np.exp(1 / 8)) / found.mcse[0])
+        gains.append(found.gain[0])
+    assert np.mean(np.square(z)) < 1.6, z
+    assert np.median(gains) > 100, gains
