@@ -254,8 +254,8 @@ class VectorFields(ZeroVariance):
     `ZeroVariance` of one degree more has the gradients of polynomials among them alone. Where a
     posterior is a Gaussian that was bent or scaled, as effects beside the logarithm of their scale,
     the fields that it needs are no gradients: means of a Gaussian bent by a quadratic and of Neal's
-    funnel are exact here at degree two, where polynomials of degree three leave much. The operator is
-    Stein's of first order, as in Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185);
+    funnel are exact here at degree two, where polynomials of degree three leave much. The operator
+    is Stein's of first order, as in Oates, Girolami and Chopin (2017, doi:10.1111/rssb.12185);
     docs/mathematics.md section 2.
 
     Parameters
