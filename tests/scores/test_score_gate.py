@@ -462,8 +462,29 @@ def truncated(rng, c, n):
     return (x := x[np.abs(x[:, 0]) < 2][: c * n].reshape(c, n, 1)), -x
 
 
+def narrow_angle(rng, c, n):
+    """The density at the ends is 0.01, and E[s] is zero."""
+    x = rng.vonmises(0, 2.0, size=(c, n, 1))
+    return x, -2 * np.sin(x)
+
+
+def truncated_beside_others(rng, c, n):
+    """The first coordinate ends at −2, and the scores of the others hide it."""
+    x = rng.normal(size=(c * n * 2, 1))
+    x = x[x[:, 0] > -2][: c * n].reshape(c, n, 1)
+    scaled = rng.normal(size=(c, n, 4))
+    others = 0.7 * x + np.sqrt(0.51) * scaled
+    scaled /= np.sqrt(0.51)
+    return np.concatenate([x, others], -1), np.concatenate(
+        [-x + 0.7 * scaled.sum(-1, keepdims=True), -scaled], -1
+    )
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("target", "n"), [(angle, 500), (truncated, 1000)])
+@pytest.mark.parametrize(
+    ("target", "n"),
+    [(angle, 500), (truncated, 1000), (narrow_angle, 1500), (truncated_beside_others, 1500)],
+)
 def test_a_density_that_does_not_vanish_where_the_draws_end_is_told(rng, target, n):
     """The score of an angle is zero at its ends, and that of a truncated normal looks like too
     small a multiple."""
