@@ -97,7 +97,7 @@ used."""
 DRIFT_LEVEL = 1e-4
 """Level of the test that the chains and their halves agree, as in the score gate."""
 
-WHERE = "bridge_sampling"
+WHERE = "Bridge sampling"
 
 LEAST_DRAWS = 8
 """Draws of a chain: four in each half."""

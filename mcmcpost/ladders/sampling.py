@@ -241,7 +241,7 @@ def sample_ladder(
     ValueError : a bad ladder or setting, a prior that is nowhere finite, no start of finite
         likelihood, or a checkpoint of another run.
     """
-    where = "sample_ladder"
+    where = "Temperature ladder"
     levels = check_temperatures(where, temperatures)
     counts = RunLength(num_warmup, num_samples, num_chains)
     return sample_rungs(
