@@ -145,7 +145,8 @@ class Auto(AbstractControlVariate):
        and with a ridge where there are fewer than ten.
     2. Of integrands that are functions of one coordinate, as their values tell, events among them:
        splines and steps along the field that controls that coordinate's mean
-       (`mcmcpost.control.functions`), of degree two at most.
+       (`mcmcpost.control.functions`), of polynomials of degree two at most, or of vector fields
+       beside these.
     3. With few draws, the next degree by ridge.
     4. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, 20
        of named ones, of the integrands whose linear residual is not rounding and, in more than
@@ -209,8 +210,6 @@ class Auto(AbstractControlVariate):
         families, labels = self.families(linear_problem, linear_problem.num_train)
         if families:
             say_step(labels[-1])
-            # Fields of degree three and more spoil the tails of distribution functions (section 2).
-            most = _serving(labels)
             system = linear_system(linear_problem, families[:1])
             first = choose_families(
                 linear_problem, linear_problem.outline, system, labels[:1], lowest
@@ -231,7 +230,7 @@ class Auto(AbstractControlVariate):
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
             # Functions of one coordinate next: they use the linear fits' fields, at little cost.
             best, lowest = crossfit_of_coordinates(
-                linear_problem, best, lowest, partial(nested_fits, system, labels, most)
+                linear_problem, best, lowest, partial(_serving, families, labels)
             )
         linear = best
         for method, columns in self._dearer(problem, lowest):
@@ -280,9 +279,7 @@ class Auto(AbstractControlVariate):
         )
         if not families:
             return []
-        return nested_fits(
-            linear_system(linear_problem, families), labels, _serving(labels), linear_problem
-        )
+        return _serving(families, labels, linear_problem)
 
     def functions(self, problem: Problem, names: Sequence[str]) -> list[tuple[FunctionsOf, str]]:
         """Return families for integrands that are functions of a coordinate; see
@@ -304,7 +301,7 @@ class Auto(AbstractControlVariate):
         ).at_states()
         controlled = np.array([status is not Status.PLAIN for status in fit.status])
         lowest = np.where(controlled, judged_variance(linear_problem, fit), plain)
-        fits = partial(nested_fits, system, labels, _serving(labels))
+        fits = partial(_serving, families, labels)
         return families_of_functions(linear_problem.unrotated(), names, lowest, fits)
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
@@ -426,15 +423,22 @@ class Auto(AbstractControlVariate):
         return kernel * PROMISING < np.fmin(linear, plain)
 
 
-def _serving(labels: list[str]) -> int:
-    """Return how many families, from the first, have fields that serve functions of a quantity.
+def _serving(
+    families: Sequence[AbstractFamily], labels: Sequence[str], problem: Problem
+) -> list[LinearFits]:
+    """Return the linear fits of quantities whose fields serve functions of them, simplest first.
 
-    One of high degree sharpens the middle of a distribution function and spoils its tails, since
-    splines multiply it. Vector fields come after those, and only the first families can serve.
+    A field of high degree sharpens the middle of a distribution function and spoils its tails,
+    since splines multiply it. Vector fields stand on the cubic in a mean, and on the degrees below
+    here.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
-    high += [VectorFields(degree).label for degree in range(1, MAX_VECTOR_DEGREE + 1)]
-    return sum(label not in high for label in labels)
+    vector = [VectorFields(degree).label for degree in range(1, MAX_VECTOR_DEGREE + 1)]
+    low = [pair for pair in zip(families, labels, strict=True) if pair[1] not in high]
+    names = [label for _, label in low]
+    most = sum(label not in vector for label in names)
+    system = linear_system(problem, [family for family, _ in low])
+    return nested_fits(system, names, (1, most, len(low)), problem)
 
 
 def _crossfits(

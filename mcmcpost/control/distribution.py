@@ -60,6 +60,9 @@ from mcmcpost.scores import effective_size
 EPS = float(np.finfo(float).eps)
 """The least error of a probability."""
 
+UNSURE = 1 / 3
+"""Relative error of E[v·∇h | h] from which no density is had from it."""
+
 
 class Distribution(NamedTuple):
     """The marginal distributions of some quantities, of which everything can be asked.
@@ -533,6 +536,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
             np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)
         ] = Status.CONTROLLED
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
+        # Over a slope that is mostly error a density is anything, and its error as small as itself.
+        deviation[slope_error > UNSURE * np.abs(slope)] = np.nan
         known = known.improved(density, deviation, plain, raw, status)
     return known.curve(at)
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from scipy.interpolate import PchipInterpolator
 
 from mcmcpost.control.features.families import NEED, AbstractFamily
@@ -47,11 +47,20 @@ from mcmcpost.core.arrays import in_blocks
 from mcmcpost.core.errors import Status
 
 
-def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
-    """Return the field of each quantity; quantity j is what column j of the fits is of."""
+def fields_of(
+    fits: LinearFits, quantities: Sequence[Quantity], columns: Sequence[int]
+) -> list[Field]:
+    """Return the fields of some quantities; quantity j is what column j of the fits is of."""
     problem, families = fits.problem, fits.system.families
     assert problem is not None
-    coefficients, control = fits.in_controls()[:, 1:], fits.at_states().control
+    if not columns:
+        return []
+    quantities = [quantities[j] for j in columns]
+    coefficients = fits.in_controls()[:, 1:, columns]
+    # Fits with the first families alone have no coefficients of the others.
+    families = _up_to_last(families, coefficients.any(axis=(0, 2)))
+    coefficients = coefficients[:, : sum(family.size for family in families)]
+    control = fits.at_states().control[:, columns] * problem.scale[columns]
     # v·∇h is the sum of what v does along the coordinates that h depends on: a few, which many
     # quantities share.
     users: dict[int, list[tuple[int, int]]] = {}
@@ -69,8 +78,7 @@ def fields_of(fits: LinearFits, quantities: Sequence[Quantity]) -> list[Field]:
     ]
     along = _along(problem.draws, problem.labels, slopes, families, coefficients, directions, users)
     # The control is in units of the problem's values, and h, with its gradient, in its own.
-    along *= problem.scale
-    control = control * problem.scale
+    along *= problem.scale[columns]
     return [
         Field(quantity.value, control[:, j], along[:, j]) for j, quantity in enumerate(quantities)
     ]
@@ -569,7 +577,7 @@ def _thresholds(
 
 
 def _up_to_last(
-    families: Sequence[AbstractFamily], coefficients: Float[np.ndarray, " q"]
+    families: Sequence[AbstractFamily], coefficients: Shaped[np.ndarray, " q"]
 ) -> tuple[AbstractFamily, ...]:
     """Return the families up to the last with a coefficient that is not zero."""
     ends = np.cumsum([family.size for family in families])
@@ -663,8 +671,11 @@ def fields_by_method(
     for linear in fits(quantity_problem):
         if linear.system.mix is None:  # more controls than draws, whose coefficients are not known
             continue
-        for place, field in enumerate(fields_of(linear, quantities)):
-            if np.any(field.control):
+        # Richer families may have come to the fit that is there already.
+        new = [j for j, method in enumerate(linear.method) if method not in fields[j]]
+        for place, field in zip(new, fields_of(linear, quantities, new), strict=True):
+            # The first has few controls, and where none helps its field may be anything.
+            if np.any(field.control) and not (fields[place] and field.is_wild(problem.counts)):
                 fields[place][linear.method[place]] = field
     return fields
 

@@ -94,19 +94,6 @@ class LinearSystem(NamedTuple):
         """The draws, by weight: the constant of the basis is 1/√total."""
         return float(self.rule[0] ** -2)
 
-    def on(self, problem: Problem) -> "LinearSystem":
-        """Return the system of a problem with other integrands at the same states: its basis is the
-        same."""
-        if self.rows is None:
-            return linear_system(problem, self.families)
-        # The basis depends on the states alone: only right-hand sides are new, Θ = Σ n q fᵀ.
-        start = self.rows.T @ (problem.values * problem.counts[:, None])
-        residual = problem.values - self.rows @ start
-        moments = Moments.of(
-            self.rows, residual, problem.labels, problem.counts, problem.folds.num_folds
-        )
-        return self._replace(moments=moments, start=start)
-
 
 class LinearFit(NamedTuple):
     """A linear fit of p quantities: with all folds, without each, and on halves.
@@ -690,18 +677,14 @@ def _solvers(
 
 
 def nested_fits(
-    system: LinearSystem, labels: Sequence[str], most: int, problem: Problem
+    system: LinearSystem, labels: Sequence[str], limits: Sequence[int], problem: Problem
 ) -> list[LinearFits]:
-    """Return the fits with the first family alone and, if there are more, with the best of the
-    first `most`.
-
-    system : of the problem, or of one that differs in its integrands.
-    """
-    plain, problem_system = plain_variance(problem), system.on(problem)
-    limits = [1] if min(most, len(system.families)) == 1 else [1, most]
+    """Return the fits of a problem with the best of so many of the first families, for each limit
+    that differs from the others."""
+    plain = plain_variance(problem)
     return [
-        choose_families(problem, problem.outline, problem_system, labels, plain, limit)
-        for limit in limits
+        choose_families(problem, problem.outline, system, labels, plain, limit)
+        for limit in sorted(set(limits))
     ]
 
 

@@ -338,7 +338,7 @@ class Structured(AbstractControlVariate):
         )
         return (
             nested_fits(
-                linear_system(linear_problem, families), labels, len(families), linear_problem
+                linear_system(linear_problem, families), labels, (1, len(families)), linear_problem
             )
             if families
             else []

@@ -216,8 +216,8 @@ def test_the_field_of_a_fit_is_that_of_its_coefficients(rng):
     quantities = [coordinate(problem.unrotated(), 0), *surrogates(problem.unrotated(), [1])]
     assert quantities[1].explained > 1 - 1e-9
     families, labels = polynomials(3, 2), ["first", "second"]
-    *_, fits = nested_fits(linear_system(problem, families), labels, 2, problem)
-    first, second = fields_of(fits, quantities)
+    *_, fits = nested_fits(linear_system(problem, families), labels, (1, 2), problem)
+    first, second = fields_of(fits, quantities, range(2))
     coefficients = fits.in_controls()[:, 1:]
     exponents = np.concatenate([np.eye(3, dtype=int), families[1].exponents])
 

@@ -185,6 +185,13 @@ class Fields(AbstractFamily):
             scores[:, self.directions]
         )
 
+    def along(
+        self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
+    ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        moving = np.flatnonzero(direction[self.directions])
+        lengths = direction[self.directions[moving]]
+        return moving, _monomials(draws, self.exponents[moving]) * lengths
+
 
 def _monomials(
     draws: Float[np.ndarray, "b d"], exponents: Int[np.ndarray, "q d"]
