@@ -671,11 +671,15 @@ def fields_by_method(
     for linear in fits(quantity_problem):
         if linear.system.mix is None:  # more controls than draws, whose coefficients are not known
             continue
-        # Richer families may have come to the fit that is there already.
-        new = [j for j, method in enumerate(linear.method) if method not in fields[j]]
+        # Richer families may have come to the fit that is there already, or to none.
+        new = [
+            j
+            for j, (method, status) in enumerate(zip(linear.method, linear.status, strict=True))
+            if status is not Status.PLAIN and method not in fields[j]
+        ]
         for place, field in zip(new, fields_of(linear, quantities, new), strict=True):
             # The first has few controls, and where none helps its field may be anything.
-            if np.any(field.control) and not (fields[place] and field.is_wild(problem.counts)):
+            if not (fields[place] and field.is_wild(problem.counts)):
                 fields[place][linear.method[place]] = field
     return fields
 

@@ -573,3 +573,11 @@ def test_ends_of_a_shortest_interval_move_with_the_function_as_their_derivatives
         np.testing.assert_allclose(
             move @ _influence(grid, weight, values, ends, edge), expected, rtol=0.02, atol=1e-8
         )
+
+
+def test_where_no_control_lowers_the_error_functions_stay_plain(rng):
+    """Scores that have nothing to do with the quantity."""
+    x = rng.normal(size=(4, 100, 2))
+    trace = make_trace(x, rng.normal(size=(4, 100, 2)))
+    problem = make_problem(trace, x[..., :1])
+    assert all(one is None or not one.fields for one in marginals(problem, Auto()))
