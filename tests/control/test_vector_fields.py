@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 from chain_cases import ar1
 
 import mcmcpost as mp
@@ -92,6 +93,38 @@ def test_means_of_bent_normals_are_exact(rng, target, method, exact):
     # Gradients alone do not reach them.
     gradients = mp.expectation(mp.from_arrays(x, scores), exact, "zv3")
     assert (gradients.mcse > 1e-4).all()
+
+
+@pytest.mark.parametrize("target", [bent, funnel])
+def test_the_distribution_of_what_they_control_exactly_is_exact(rng, target):
+    """Of the normal coordinate, whose mean the scores do not control."""
+    x, scores = target(rng, (4, 250))
+    tree, levels = mp.from_arrays(x, scores), np.array([0.05, 0.3, 0.5, 0.95])
+    points = scipy.stats.norm.ppf(levels)
+    found = mp.distribution(tree, ["x[0]"])
+    assert found.cdf(points).mean[0] == pytest.approx(levels, abs=1e-11)
+    assert found.quantile(levels).mean == pytest.approx(points, abs=1e-11)
+    assert found.pdf(points).mean[0] == pytest.approx(scipy.stats.norm.pdf(points), abs=1e-11)
+    # As a mean, the step of an event is somewhere between two draws.
+    event = mp.expectation(tree, x[..., :1] < 1.0)
+    assert event.method[0].startswith("FunctionOf(VectorFields")
+    assert event.mean[0] == pytest.approx(scipy.stats.norm.cdf(1.0), abs=4 * event.mcse[0])
+    assert event.gain[0] > 100
+
+
+def test_a_density_along_a_field_that_turns_is_a_kernel_estimate(rng):
+    """Controls that are nearly zero have fields that are not: E[v·∇h | h] is then mostly error."""
+    x, scores = funnel(rng, (4, 250))
+    found = mp.distribution(mp.from_arrays(x, scores), ["x[0]"])
+    (marginal,) = found.marginals
+    (label, *_), points = marginal.fields, np.array([-1.0, 0.0, 1.0])
+    field, counts = marginal.fields[label], found.problem.counts
+    turning = field._replace(along=field.along + 1e3 * rng.normal(size=counts.shape))
+    assert turning.is_wild(counts)
+    assert not field.is_wild(counts)
+    plain = found._replace(marginals=(marginal._replace(fields={label: turning}),)).pdf(points)
+    assert [str(status) for status in plain.status[0]] == ["plain"] * 3
+    assert plain.mean == pytest.approx(plain.mean_plain)
 
 
 def test_they_are_the_same_in_any_affine_coordinates(rng):
