@@ -258,9 +258,9 @@ def too_coarse(trace: Trace) -> Finding | None:
     )
 
 
-_OUTERMOST, _LAST = 30, 5
-"""Draws at an end by which it is judged, and the last of them, whose slope is the least at the end
-itself: with fewer chance decides, and more are no end of a few hundred."""
+_OUTERMOST, _LAST, _ENOUGH = 30, 5, 200
+"""Draws at an end by which it is judged, the last of them, whose slope is the least at the end
+itself, and of how many in all: with fewer chance decides, and more are no end of a few hundred."""
 
 _SCATTER = 0.3
 """Of the mean slope, how far slopes may be from a line that is used."""
@@ -343,7 +343,7 @@ class _End(NamedTuple):
 def _ends(draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"]) -> Iterator[_End]:
     """Yield both ends; none of so few draws that they are a part of a few hundred."""
     x, first = np.unique(draws, return_index=True)
-    if len(x) < 200:
+    if len(x) < _ENOUGH:
         return
     s = scores.reshape(-1)[first]
     for side, last in (
