@@ -92,11 +92,10 @@ class OverChunks(NamedTuple):
             # The ends of a shortest interval of few draws are far off; controlled ones tell how
             # far.
             far = shortest_of_draws(series[..., j] / units[j], prob)[1] * units[j]
-            near = min(CLOSER * float(start.mcse[both[j]].max()), far)
-            for plain, reach in ((False, near), (True, far)):
-                searches[j, plain] = Ends.about(
-                    start.mean[both[j]], reach, series[..., j], prob, NEARBY
-                )
+            search = Ends.about(start.mean[both[j]], far, series[..., j], prob, NEARBY)
+            near = max(CLOSER * float(start.mcse[both[j]].max()), search.closest)
+            searches[j, False] = search._replace(reach=min(near, far))
+            searches[j, True] = search
         for _ in range(MOST_SEARCHED):
             left = [key for key, search in searches.items() if not search.settled]
             if not left:
