@@ -90,7 +90,7 @@ class OverChunks(NamedTuple):
         searches, events = dict[tuple[int, bool], Ends](), dict[int, Estimate]()
         for j in np.flatnonzero(pilot.sample.varying).tolist():
             # The ends of a shortest interval of few draws are far off; controlled ones tell how
-            # far.
+            # far. Closer than their search comes, differences of probabilities are rounding.
             far = shortest_of_draws(series[..., j] / units[j], prob)[1] * units[j]
             search = Ends.about(start.mean[both[j]], far, series[..., j], prob, NEARBY)
             near = max(CLOSER * float(start.mcse[both[j]].max()), search.closest)

@@ -429,8 +429,8 @@ def _serving(
     """Return the linear fits of quantities whose fields serve functions of them, simplest first.
 
     A field of high degree sharpens the middle of a distribution function and spoils its tails,
-    since splines multiply it. Vector fields stand on the cubic in a mean, and on the degrees below
-    here.
+    since splines multiply it. Of a mean, vector fields come after the cubic; here they come after
+    the quadratic, without it.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
     vector = [VectorFields(degree).label for degree in range(1, MAX_VECTOR_DEGREE + 1)]
