@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 from scipy.special import ndtri
-from scipy.stats import linregress
 
 from mcmcpost.core.mcse import MANY_CHAINS
 from mcmcpost.scores.identities import REPAIR_LIMIT, Finding, effective_size, z_zero_mean
@@ -359,11 +358,10 @@ def _ends(draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"]) -> 
         # The slope of the coordinate's own density is the mean of its scores given it: a line in
         # the distance, since an angle's vanishes at the end. Three errors more, and no less than
         # the last ones, since a line is too steep in tails like a power.
-        line, mean = linregress(inwards, slopes), slopes.mean()
-        left = slopes - line.intercept - line.slope * inwards
+        (change, at_end), errors = np.polyfit(inwards, slopes, 1, cov=True)
+        left, mean = slopes - at_end - change * inwards, slopes.mean()
         if left.std(ddof=2) < _SCATTER * abs(mean):
-            at_end = max(line.intercept + 3 * line.intercept_stderr, slopes[:_LAST].mean())
-            change = line.slope
+            at_end = max(at_end + 3 * np.sqrt(errors[1, 1]), slopes[:_LAST].mean())
         else:
             # Scores that depend on more than the coordinate: no line is seen in them, and three
             # errors were too few for one banana in twenty.
