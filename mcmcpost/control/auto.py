@@ -36,6 +36,7 @@ from mcmcpost.control.linear import (
     DRAWS_PER_RIDGED,
     MAX_FEATURES,
     LinearFits,
+    LinearSystem,
     affordable,
     choose_families,
     linear_system,
@@ -230,7 +231,7 @@ class Auto(AbstractControlVariate):
             tried.append({"method": labels[-1], "integrands": problem.values.shape[1]} | best.info)
             # Functions of one coordinate next: they use the linear fits' fields, at little cost.
             best, lowest = crossfit_of_coordinates(
-                linear_problem, best, lowest, partial(_serving, families, labels)
+                linear_problem, best, lowest, partial(_serving, families, labels, system)
             )
         linear = best
         for method, columns in self._dearer(problem, lowest):
@@ -279,7 +280,7 @@ class Auto(AbstractControlVariate):
         )
         if not families:
             return []
-        return _serving(families, labels, linear_problem)
+        return _serving(families, labels, None, linear_problem)
 
     def functions(self, problem: Problem, names: Sequence[str]) -> list[tuple[FunctionsOf, str]]:
         """Return families for integrands that are functions of a coordinate; see
@@ -301,7 +302,7 @@ class Auto(AbstractControlVariate):
         ).at_states()
         controlled = np.array([status is not Status.PLAIN for status in fit.status])
         lowest = np.where(controlled, judged_variance(linear_problem, fit), plain)
-        fits = partial(_serving, families, labels)
+        fits = partial(_serving, families, labels, system)
         return families_of_functions(linear_problem.unrotated(), names, lowest, fits)
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
@@ -424,20 +425,34 @@ class Auto(AbstractControlVariate):
 
 
 def _serving(
-    families: Sequence[AbstractFamily], labels: Sequence[str], problem: Problem
+    families: Sequence[AbstractFamily],
+    labels: Sequence[str],
+    system: LinearSystem | None,
+    problem: Problem,
 ) -> list[LinearFits]:
     """Return the linear fits of quantities whose fields serve functions of them, simplest first.
 
     A field of high degree sharpens the middle of a distribution function and spoils its tails,
     since splines multiply it. Of a mean, vector fields come after the cubic; here they come after
     the quadratic, without it.
+
+    system : of other integrands of the same draws, by some of the families, if there is one.
     """
     high = [ZeroVariance(degree).label for degree in range(FIELD_DEGREE + 1, HIGHEST_DEGREE + 1)]
     vector = [VectorFields(degree).label for degree in range(1, MAX_VECTOR_DEGREE + 1)]
     low = [pair for pair in zip(families, labels, strict=True) if pair[1] not in high]
     names = [label for _, label in low]
     most = sum(label not in vector for label in names)
-    system = linear_system(problem, [family for family, _ in low])
+    # Without a cubic, as of many parameters, the basis is the leading part of the one that is
+    # there: 4 × 1,000 draws of 177 parameters cost 0.2 CPU s less of 3.6 by it.
+    if (
+        system is not None
+        and names == list(labels[: len(low)])
+        and len(system.families) >= len(low)
+    ):
+        system = system.of_other_values(problem)
+    else:
+        system = linear_system(problem, [family for family, _ in low])
     return nested_fits(system, names, (1, most, len(low)), problem)
 
 

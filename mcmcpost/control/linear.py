@@ -94,6 +94,15 @@ class LinearSystem(NamedTuple):
         """The draws, by weight: the constant of the basis is 1/√total."""
         return float(self.rule[0] ** -2)
 
+    def of_other_values(self, problem: Problem) -> "LinearSystem":
+        """Return the system of other integrands at the same states, in the same basis."""
+        if self.rows is None:
+            return linear_system(problem, self.families)
+        start = self.rows.T @ (problem.values * problem.counts[:, None])
+        residual = problem.values - self.rows @ start
+        moments = self.moments.of_other_values(self.rows, residual, problem.labels, problem.counts)
+        return self._replace(moments=moments, start=start)
+
 
 class LinearFit(NamedTuple):
     """A linear fit of p quantities: with all folds, without each, and on halves.

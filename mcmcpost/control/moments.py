@@ -69,6 +69,22 @@ class Moments(NamedTuple):
         """Return the moments of the draws of both."""
         return Moments(*(one + two for one, two in zip(self, other, strict=True)))
 
+    def of_other_values(
+        self,
+        controls: Float[np.ndarray, "m q"],
+        values: Float[np.ndarray, "m p"],
+        labels: Int[np.ndarray, " m"],
+        counts: Float[np.ndarray, " m"],
+    ) -> "Moments":
+        """Return the moments of other quantities of the same draws; see `of`."""
+        cross, squares = np.zeros((*self.gram.shape[:2], values.shape[1])), []
+        weighted = values * counts[:, None]
+        for fold in range(len(cross)):
+            rows = np.flatnonzero(labels == fold)
+            cross[fold] = controls[rows].T @ weighted[rows]
+            squares.append((values[rows] * weighted[rows]).sum(axis=0))
+        return Moments(self.gram, cross, np.stack(squares))
+
     def over(self, kept: Bool[np.ndarray, "s k"]) -> "Moments":
         """Return the moments of s sets of folds."""
         return Moments(*(np.tensordot(kept.astype(float), sums, 1) for sums in self))
