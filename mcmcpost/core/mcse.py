@@ -258,15 +258,15 @@ def _mcse_mean(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     scale = centred.std(axis=(0, 1), ddof=1) if c * n > 1 else np.zeros(p)
     # To unit standard deviation and back: squares of small residuals underflow.
     unit = centred / np.where(scale > 0, scale, 1.0)
-    error = scale * (unit_mcse(unit) if n >= LEAST_DRAWS else np.nan)
+    error = scale * (_relative_mcse(unit) if n >= LEAST_DRAWS else np.nan)
     if c >= MANY_CHAINS:
         error = np.fmax(error, centred.mean(axis=1).std(axis=0, ddof=1) / np.sqrt(c))
     return np.where(finite, error, np.nan)
 
 
-def unit_mcse(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
-    """Return √(τ/N) for the autocorrelation time τ of each series, as ArviZ does, for all series
-    at once.
+def _relative_mcse(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
+    """Return the error of each series over its standard deviation, √(τ/N), as ArviZ does, for all
+    series at once.
 
     The autocorrelations ρ_t of N draws are those of split chains, and τ = −1 + 2 Σ_k P_k sums
     P_k = ρ_2k + ρ_2k+1 while they are positive, none larger than the one before (Geyer 1992,
@@ -284,14 +284,15 @@ def unit_mcse(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     rho = 1 - (covariance[:, :1] * n / (n - 1) - covariance) / np.where(total > 0, total, 1.0)
     rho[:, 0] = 1.0
     pairs = rho[:, : n // 2 * 2].reshape(p, -1, 2).sum(axis=2)[:, : max((n - 3) // 2, 0) + 1]
-    ended = pairs <= 0
-    last = np.where(ended.any(axis=1), ended.argmax(axis=1), pairs.shape[1] - 1)
-    before = np.arange(pairs.shape[1]) < last[:, None]
+    negative = pairs <= 0
+    end = np.where(negative.any(axis=1), negative.argmax(axis=1), pairs.shape[1] - 1)
+    summed = np.arange(pairs.shape[1]) < end[:, None]
     monotone = np.minimum.accumulate(pairs, axis=1)
-    # Of the pair that ends the sum, half of what is positive in it.
-    each = np.arange(p)
-    rest = np.where(ended[each, last], np.maximum(rho[each, 2 * last], 0.0), rho[each, 2 * last])
-    tau = -1 + 2 * (monotone * before).sum(axis=1) + rest
+    # Of the pair that ends the sum only the even lag counts, once, and not where it is negative
+    # too.
+    even, ends_negative = rho[np.arange(p), 2 * end], negative[np.arange(p), end]
+    even = np.where(ends_negative, np.maximum(even, 0.0), even)
+    tau = -1 + 2 * (monotone * summed).sum(axis=1) + even
     size = chains * n
     return np.sqrt(np.maximum(tau, 1 / np.log10(size)) / size)
 
@@ -313,8 +314,8 @@ def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
     shape = series.shape[2:]
     if series.shape[0] < 2 or series.shape[1] < LEAST_DRAWS:
         return np.full(shape, np.nan)
-    some = thinned(series)
-    split = _split(some.reshape(*some.shape[:2], -1))
+    draws = thinned(series)
+    split = _split(draws.reshape(*draws.shape[:2], -1))
     with np.errstate(invalid="ignore", divide="ignore"):
         folded = np.abs(split - np.median(split, axis=(1, 2), keepdims=True))
         rhat = np.fmax(_rhat_of_ranks(split), _rhat_of_ranks(folded))
@@ -327,7 +328,7 @@ def _rhat_of_ranks(split: Float[np.ndarray, "p c h"]) -> Float[np.ndarray, " p"]
     order = np.argsort(values, axis=1)
     ranks = np.empty(values.shape)
     np.put_along_axis(ranks, order, np.arange(1.0, chains * n + 1)[None, :], axis=1)
-    # `rankdata` takes five times as long, and is needed for equal values only.
+    # `rankdata`, which is slower, is needed for equal values only.
     equal = (np.diff(np.take_along_axis(values, order, axis=1), axis=1) == 0).any(axis=1)
     ranks[equal] = rankdata(values[equal], axis=1)
     # Blom's fractional offset, as the paper's.
