@@ -77,6 +77,7 @@ class LinearSystem(NamedTuple):
     rule : (r,) the constant of a fit is rule·γ, where γ are its coefficients in the basis.
     inverse : (q', r − 1) from γ, without its first, to the coefficients of controls of unit norm,
         which ridges shrink.
+    solvers : by ridge, those that were made; systems of other values of the same draws share them.
     """
 
     families: tuple[AbstractFamily, ...]
@@ -88,6 +89,7 @@ class LinearSystem(NamedTuple):
     start: Float[np.ndarray, "r p"]
     rule: Float[np.ndarray, " r"]
     inverse: Float[np.ndarray, "q r1"]
+    solvers: "dict[float, Solver]"
 
     @property
     def total(self) -> float:
@@ -102,6 +104,14 @@ class LinearSystem(NamedTuple):
         residual = problem.values - self.rows @ start
         moments = self.moments.of_other_values(self.rows, residual, problem.labels, problem.counts)
         return self._replace(moments=moments, start=start)
+
+    def solver(self, ridge: float, size: int) -> "Solver":
+        """Return the solver with a ridge of parts of at most `size` columns, which is made
+        once."""
+        known = self.solvers.get(ridge)
+        if known is None or len(known.penalty) < size:
+            known = self.solvers[ridge] = Solver(self, ridge, size)
+        return known
 
 
 class LinearFit(NamedTuple):
@@ -240,7 +250,7 @@ def centred_system(problem: Problem, families: Sequence[AbstractFamily]) -> Line
     sizes = tuple(1 + int(np.count_nonzero(kept[:end])) for end in ends)
     start = np.zeros((len(mix), problem.values.shape[1]))
     return LinearSystem(
-        tuple(families), sizes, kept, mix, rows, moments, start, mix[0], np.eye(len(norms))
+        tuple(families), sizes, kept, mix, rows, moments, start, mix[0], np.eye(len(norms)), {}
     )
 
 
@@ -287,7 +297,7 @@ def _system_in_memory(problem: Problem, families: tuple[AbstractFamily, ...]) ->
     rows[:m] = basis / root
     residual = problem.values - rows @ start
     moments = Moments.of(rows, residual, problem.labels, problem.counts, problem.folds.num_folds)
-    return LinearSystem(families, sizes, kept, mix, rows, moments, start, rule, inverse)
+    return LinearSystem(families, sizes, kept, mix, rows, moments, start, rule, inverse, {})
 
 
 def _norms(norms: Float[np.ndarray, " q"]) -> Float[np.ndarray, " q"]:
@@ -348,7 +358,7 @@ def system_of(
     start = PositiveMatrix(moments.gram.sum(axis=0)).solve(moments.cross.sum(axis=0))
     # f − Qθ from a second look keeps the digits of small residuals; sums alone lose them.
     moments = moments.less(start) if look is None else look(mix, start)
-    return LinearSystem(families, sizes, kept, small, None, moments, start, small[0], inverse)
+    return LinearSystem(families, sizes, kept, small, None, moments, start, small[0], inverse, {})
 
 
 def _independent(
@@ -491,11 +501,9 @@ class Solver:
     def __init__(self, system: LinearSystem, ridge: float, size: int, half_size: int = 0) -> None:
         """Factorise for parts of at most `size` columns; fits on halves are of at most
         `half_size`."""
-        gram, self.subsets = (
-            system.moments.gram[:, :size, :size],
-            Subsets.of(len(system.moments.gram)),
-        )
-        self.ridge, self.half_size = ridge, half_size
+        self.gram = system.moments.gram[:, :size, :size]
+        self.subsets = Subsets.of(len(self.gram))
+        self.ridge = ridge
         self.penalty = np.zeros((size, size))
         if ridge:
             inverse = system.inverse[:, : size - 1]
@@ -503,14 +511,24 @@ class Solver:
             self.penalty[1:, 1:] = ridge * (inverse.T @ inverse)
         # One factor a fold and ridge for all families. With the basis from sums the 176 means of
         # the radon model went from 6.4 to 4.7 CPU s, a random walk's from 1.9 to 1.35 (a09d03a).
-        whole = gram.sum(axis=0) + self.penalty
+        whole = self.gram.sum(axis=0) + self.penalty
         self.whole = PositiveMatrix(whole)
         # Less one fold, not the sum of the others: a tenth of the time, and folds are no small part
         # of the whole.
-        self.without = [PositiveMatrix(whole - fold_gram) for fold_gram in gram]
-        small, penalty = gram[:, :half_size, :half_size], self.penalty[:half_size, :half_size]
-        halves = self.subsets.halves[: None if half_size else 0]
+        self.without = [PositiveMatrix(whole - fold_gram) for fold_gram in self.gram]
+        self.halves: list[PositiveMatrix] = []
+        self.half_size = 0
+        self.factorise_halves(half_size)
+
+    def factorise_halves(self, size: int) -> None:
+        """Factorise for fits on halves of at most `size` columns; with zero forget them, which are
+        larger than all the others together."""
+        if 0 < size <= self.half_size:
+            return
+        small, penalty = self.gram[:, :size, :size], self.penalty[:size, :size]
+        halves = self.subsets.halves[: None if size else 0]
         self.halves = [PositiveMatrix(small[half].sum(axis=0) + penalty) for half in halves]
+        self.half_size = size
 
     def fit(self, part: Part, *, halves: bool) -> LinearFit:
         """Return the fit of a part without each fold, and the constants of those on all folds and,
@@ -575,7 +593,6 @@ def choose_families(
     system: LinearSystem,
     labels: Sequence[str],
     plain: Float[np.ndarray, " p"],
-    most: int | None = None,
 ) -> LinearFits:
     """Return for each quantity the fit of that family, and with that ridge, which has the smallest
     error.
@@ -589,38 +606,63 @@ def choose_families(
     problem : in the coordinates of the families; None where there are only sums. outline : of it.
     system : of the problem. labels : of its families, for the record.
     plain : (p,) the error variance of the plain means, to be improved upon.
-    most : families that may be chosen, where the fits are wanted for their fields alone: refits on
-        halves, which tell the error of a mean, are then not made. By default all, and they are.
     """
-    families, for_means = system.families[:most], most is None
+    choice = _choices(outline, system, plain, for_means=True)[-1]
+    return _chosen(problem, system, labels, choice, for_means=True)
+
+
+class Choice(NamedTuple):
+    """What is chosen for each of p quantities.
+
+    place : (p,) which family, −1 for none. ridge : (p,) its ridge. doubt : (p,) as in `FoldFit`.
+    """
+
+    place: Int[np.ndarray, " p"]
+    ridge: Float[np.ndarray, " p"]
+    doubt: Float[np.ndarray, " p"]
+
+
+def _choices(
+    outline: Outline, system: LinearSystem, plain: Float[np.ndarray, " p"], *, for_means: bool
+) -> list[Choice]:
+    """Return what is chosen of the first family, of the first two, and so on; see
+    `choose_families`."""
     p, total = system.start.shape[1], outline.total
     everything, lowest = np.arange(p), plain.copy()
-    choice = np.full((p, 2), -1.0)  # which family, and its ridge
-    doubt, below = np.zeros(p), dict[float, list[np.ndarray]]()
+    choice = Choice(np.full(p, -1), np.zeros(p), np.zeros(p))
+    below, choices = dict[float, list[np.ndarray]](), []
     tried = {
         place: ridges(outline.num_train, size, square=system.mix is not None)
-        for place, size in enumerate(system.sizes[:most])
+        for place, size in enumerate(system.sizes)
         # otherwise its controls are combinations of those before
         if size > (0, *system.sizes)[place]
     }
     cheap = CHEAP_SIZE if for_means else 0
-    solvers = _solvers(
-        system, [(place, ridge) for place, grid in tried.items() for ridge in grid], cheap
-    )
+    # The largest of each ridge first, since its factors serve the others.
+    largest, on_halves = dict[float, int](), dict[float, int]()
     for place, grid in tried.items():
+        for ridge in grid:
+            size = largest[ridge] = system.sizes[place]
+            on_halves[ridge] = size if size <= cheap else on_halves.get(ridge, 0)
+    for place, family in enumerate(system.families):
+        if place not in tried:
+            choices.append(choice)
+            continue
         # Which ridge is best within the family, by the error that would be reported; smallest
         # family first.
         subsystem = Part.of(system, system.sizes[place], everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
-        for ridge in grid:
-            fit = next(solvers).fit(subsystem, halves=system.sizes[place] <= cheap)
+        for ridge in tried[place]:
+            solver = system.solver(ridge, largest[ridge])
+            solver.factorise_halves(on_halves[ridge])
+            fit = solver.fit(subsystem, halves=system.sizes[place] <= cheap)
             crossfit, variance = subsystem.held_out(fit)
             # of the families before, with the same ridge
             smaller_means = below.setdefault(ridge, [])
             # Means at another ridge would put a high degree in doubt that is right (AR(.9), 200
             # draws).
             disagreement = np.zeros(p)
-            if families[place].doubted and smaller_means:
+            if family.doubted and smaller_means:
                 disagreement = np.max(np.abs(fit.mean - np.stack(smaller_means[-2:])), axis=0)
             smaller_means.append(fit.mean)
             disagreement = np.where(variance > ROUNDING**2, disagreement, 0.0)
@@ -638,61 +680,65 @@ def choose_families(
             doubt_of_family = np.where(smaller, disagreement, doubt_of_family)
         # Below rounding nothing is better: which of two exact fits has the smaller residual is
         # chance.
-        better = (of_family * families[place].need(lowest) < lowest) & (lowest > ROUNDING**2)
-        choice[better] = np.stack([np.full(p, place), ridge_of_family], axis=1)[better]
-        doubt[better] = doubt_of_family[better]
+        better = (of_family * family.need(lowest) < lowest) & (lowest > ROUNDING**2)
         lowest = np.where(better, of_family, lowest)
-    # Only what was chosen is refitted on halves.
-    fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
-    chosen = [
-        (int(place), float(ridge)) for place, ridge in np.unique(choice[choice[:, 0] >= 0], axis=0)
-    ]
-    solvers = _solvers(system, chosen, system.sizes[-1] if for_means else 0)
-    for (place, ridge), solver in zip(chosen, solvers, strict=True):
-        columns = np.flatnonzero((choice == [place, ridge]).all(axis=1))
-        fits.append(
-            (columns, solver.fit(Part.of(system, system.sizes[place], columns), halves=for_means))
+        choice = Choice(
+            np.where(better, place, choice.place),
+            np.where(better, ridge_of_family, choice.ridge),
+            np.where(better, doubt_of_family, choice.doubt),
         )
-        for j in columns:
-            status[j], method[j] = Status.REGULARISED if ridge else Status.CONTROLLED, labels[place]
-    none = np.flatnonzero(choice[:, 0] < 0)
+        choices.append(choice)
+    return choices
+
+
+def _chosen(
+    problem: Problem | None,
+    system: LinearSystem,
+    labels: Sequence[str],
+    choice: Choice,
+    *,
+    for_means: bool,
+) -> LinearFits:
+    """Return the fits that are chosen, made again on halves where they are for means."""
+    fits, status, method = (
+        [],
+        [Status.PLAIN] * len(choice.place),
+        ["PlainMean()"] * len(choice.place),
+    )
+    for ridge in np.unique(choice.ridge[choice.place >= 0]):
+        places = np.unique(choice.place[(choice.place >= 0) & (choice.ridge == ridge)])
+        largest = system.sizes[places[-1]]
+        solver = system.solver(float(ridge), largest)
+        solver.factorise_halves(largest if for_means else 0)
+        for place in places:
+            columns = np.flatnonzero((choice.place == place) & (choice.ridge == ridge))
+            part = Part.of(system, system.sizes[place], columns)
+            fits.append((columns, solver.fit(part, halves=for_means)))
+            for j in columns:
+                status[j] = Status.REGULARISED if ridge else Status.CONTROLLED
+                method[j] = labels[place]
+        solver.factorise_halves(0)
+    none = np.flatnonzero(choice.place < 0)
     if len(none):
         fits.append((none, _constant(system, none)))
     info = {"num_features": [size - 1 for size in system.sizes], "families": list(labels)}
-    return LinearFits(problem, system, tuple(fits), tuple(status), tuple(method), info, doubt)
-
-
-def _solvers(
-    system: LinearSystem, wanted: Sequence[tuple[int, float]], half_size: int
-) -> Iterator[Solver]:
-    """Yield the solver for each of some families and ridges, from small to large; those of one
-    ridge are the same.
-
-    half_size : columns up to which there are fits on halves.
-    """
-    sizes = [system.sizes[place] for place, _ in wanted]
-    solvers: dict[float, Solver] = {}
-    for now, (_, ridge) in enumerate(wanted):
-        # Larger families have larger ridges: what is not wanted any more makes room.
-        later = {other for _, other in wanted[now:]}
-        solvers = {other: solver for other, solver in solvers.items() if other in later}
-        if ridge not in solvers:
-            of_ridge = [
-                size for size, (_, other) in zip(sizes, wanted, strict=True) if other == ridge
-            ]
-            on_halves = max((size for size in of_ridge if size <= half_size), default=0)
-            solvers[ridge] = Solver(system, ridge, max(of_ridge), on_halves)
-        yield solvers[ridge]
+    return LinearFits(
+        problem, system, tuple(fits), tuple(status), tuple(method), info, choice.doubt
+    )
 
 
 def nested_fits(
     system: LinearSystem, labels: Sequence[str], limits: Sequence[int], problem: Problem
 ) -> list[LinearFits]:
     """Return the fits of a problem with the best of so many of the first families, for each limit
-    that differs from the others."""
-    plain = plain_variance(problem)
+    that differs from the others.
+
+    They are wanted for their fields: refits on halves, which tell the error of a mean, are not
+    made.
+    """
+    choices = _choices(problem.outline, system, plain_variance(problem), for_means=False)
     return [
-        choose_families(problem, problem.outline, system, labels, plain, limit)
+        _chosen(problem, system, labels, choices[limit - 1], for_means=False)
         for limit in sorted(set(limits))
     ]
 

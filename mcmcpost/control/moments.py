@@ -42,10 +42,18 @@ class Moments(NamedTuple):
 
     @classmethod
     def over_blocks(
-        cls, blocks: Iterable[tuple[np.ndarray, ...]], num_folds: int, q: int, p: int
+        cls,
+        blocks: Iterable[tuple[np.ndarray, ...]],
+        num_folds: int,
+        q: int,
+        p: int,
+        known: Float[np.ndarray, "k q q"] | None = None,
     ) -> "Moments":
         """Return the moments of draws that come in blocks (controls, values, labels, counts), as in
-        `of`."""
+        `of`.
+
+        known : the products of the controls, where there are moments of other quantities.
+        """
         gram, cross, squares = cls.zero(num_folds, q, p)
         for controls, values, labels, counts in blocks:
             for fold in range(num_folds):
@@ -53,10 +61,11 @@ class Moments(NamedTuple):
                 for some in in_blocks(len(rows), q + p):  # copies of a few rows at a time
                     root = np.sqrt(counts[rows[some]])[:, None]
                     x, f = controls[rows[some]] * root, values[rows[some]] * root
-                    gram[fold] += x.T @ x
+                    if known is None:
+                        gram[fold] += x.T @ x
                     cross[fold] += x.T @ f
                     squares[fold] += (f**2).sum(axis=0)
-        return cls(gram, cross, squares)
+        return cls(gram if known is None else known, cross, squares)
 
     @classmethod
     def zero(cls, num_folds: int, q: int, p: int) -> "Moments":
@@ -77,13 +86,9 @@ class Moments(NamedTuple):
         counts: Float[np.ndarray, " m"],
     ) -> "Moments":
         """Return the moments of other quantities of the same draws; see `of`."""
-        cross, squares = np.zeros((*self.gram.shape[:2], values.shape[1])), []
-        weighted = values * counts[:, None]
-        for fold in range(len(cross)):
-            rows = np.flatnonzero(labels == fold)
-            cross[fold] = controls[rows].T @ weighted[rows]
-            squares.append((values[rows] * weighted[rows]).sum(axis=0))
-        return Moments(self.gram, cross, np.stack(squares))
+        whole = [(controls, values, labels, counts)]
+        num_folds, q, _ = self.gram.shape
+        return Moments.over_blocks(whole, num_folds, q, values.shape[1], known=self.gram)
 
     def over(self, kept: Bool[np.ndarray, "s k"]) -> "Moments":
         """Return the moments of s sets of folds."""

@@ -323,18 +323,22 @@ def rank_rhat(series: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
 
 
 def _rhat_of_ranks(split: Float[np.ndarray, "p c h"]) -> Float[np.ndarray, " p"]:
-    p, chains, n = split.shape
-    values = split.reshape(p, -1)
+    z, n = normal_scores(split.reshape(len(split), -1)).reshape(split.shape), split.shape[2]
+    between, within = z.mean(axis=2).var(axis=1, ddof=1), z.var(axis=2, ddof=1).mean(axis=1)
+    return np.sqrt(between / within + (n - 1) / n)
+
+
+def normal_scores(values: Float[np.ndarray, "p m"]) -> Float[np.ndarray, "p m"]:
+    """Return the normal scores of the ranks in each row, (rank − 3/8)/(m + 1/4) by Blom as in
+    Vehtari et al. 2021; equal values have the mean of their ranks."""
+    m = values.shape[1]
     order = np.argsort(values, axis=1)
     ranks = np.empty(values.shape)
-    np.put_along_axis(ranks, order, np.arange(1.0, chains * n + 1)[None, :], axis=1)
+    np.put_along_axis(ranks, order, np.arange(1.0, m + 1)[None, :], axis=1)
     # `rankdata`, which is slower, is needed for equal values only.
     equal = (np.diff(np.take_along_axis(values, order, axis=1), axis=1) == 0).any(axis=1)
     ranks[equal] = rankdata(values[equal], axis=1)
-    # Blom's fractional offset, as the paper's.
-    z = ndtri((ranks - 3 / 8) / (chains * n + 1 / 4)).reshape(split.shape)
-    between, within = z.mean(axis=2).var(axis=1, ddof=1), z.var(axis=2, ddof=1).mean(axis=1)
-    return np.sqrt(between / within + (n - 1) / n)
+    return ndtri((ranks - 3 / 8) / (m + 1 / 4))
 
 
 def pareto_khat(series: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:

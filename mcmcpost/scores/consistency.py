@@ -344,10 +344,12 @@ class _End(NamedTuple):
 
 def _ends(draws: Float[np.ndarray, "c n"], scores: Float[np.ndarray, "c n"]) -> Iterator[_End]:
     """Yield both ends; none of so few draws that they are a part of a few hundred."""
-    x, first = np.unique(draws, return_index=True)
-    if len(x) < _ENOUGH:
+    # `np.unique` sorts stably, which takes thrice as long.
+    order = np.argsort(draws, axis=None)
+    order = order[np.diff(draws.reshape(-1)[order], prepend=-np.inf) > 0]
+    if len(order) < _ENOUGH:
         return
-    s = scores.reshape(-1)[first]
+    x, s = draws.reshape(-1)[order], scores.reshape(-1)[order]
     for side, last in (
         ("above", slice(None, -_OUTERMOST - 2, -1)),
         ("below", slice(_OUTERMOST + 1)),

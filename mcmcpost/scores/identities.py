@@ -9,11 +9,11 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
-from scipy.special import expit, ndtri
-from scipy.stats import f as f_distribution, rankdata, t as student_t
+from scipy.special import expit
+from scipy.stats import f as f_distribution, t as student_t
 
 from mcmcpost.core.arrays import in_blocks
-from mcmcpost.core.mcse import MANY_CHAINS, mcse_mean
+from mcmcpost.core.mcse import MANY_CHAINS, mcse_mean, normal_scores
 
 
 class Finding(NamedTuple):
@@ -241,9 +241,7 @@ def _disagreeing(draws: Float[np.ndarray, "c n d"], level: float) -> Bool[np.nda
     drift = c >= MANY_CHAINS and half < _SHORT_HALF
     if half < (1 if drift else 4):
         return stuck
-    ranks = np.apply_along_axis(rankdata, 0, draws.reshape(-1, d))
-    # Blom's normal scores: (rank − 3/8)/(N + 1/4) avoids infinities at the ends.
-    normal = ndtri((ranks - 0.375) / (c * n + 0.25)).reshape(c, n, d)
+    normal = normal_scores(draws.reshape(-1, d).T).T.reshape(c, n, d)
     if drift:
         moments = np.stack([normal, normal**2])
         # An odd draw in the middle belongs to neither half.

@@ -129,7 +129,13 @@ def value_and_score(
     return ValueAndScore(value, jnp.where(jnp.isfinite(value), slope, jnp.nan))
 
 
-MOST_DRAWS = 2_000
+FEWEST_PER_COEFFICIENT, PER_COEFFICIENT = 10, 12
+"""Different draws for each coefficient, the factor and the shifts, below which nothing is told;
+and how many are taken, since some may be the same."""
+
+ENOUGH, MOST_DRAWS = 1_000, 2_000
+"""Draws that are compared: so many, and more only where there are many coefficients. The work is
+that of all their distances."""
 
 NEIGHBOURS = (1, 4, 16, 64)
 """Ranks of the neighbours that a draw is paired with: the weights choose between near ones and
@@ -139,6 +145,9 @@ LEVEL = 1e-6
 
 LARGEST = 0.01
 """By how much the factor may differ from one, and the shift in white coordinates from zero."""
+
+SETTLED = 1e-3
+"""Weights that are the same but for a factor, to a thousandth, are weighted no further."""
 
 DOMINANT = 9.0
 """Wrong scores must explain so many times the squared misfit that third derivatives leave, which
@@ -179,14 +188,15 @@ def misfit(
     rows = np.flatnonzero(np.isfinite(log_density))
     if not rows.size:
         return None
-    kept = rows[np.linspace(0, len(rows) - 1, min(len(rows), MOST_DRAWS)).astype(int)]
+    wanted = min(max(ENOUGH, PER_COEFFICIENT * (draws.shape[1] + 1)), MOST_DRAWS, len(rows))
+    kept = rows[np.linspace(0, len(rows) - 1, wanted).astype(int)]
     # Repeated states are pairs of zero distance, in which nothing is compared.
     x, first = np.unique(draws[kept], axis=0, return_index=True)
     s, values = scores[kept][first], log_density[kept][first]
     m, d = x.shape
     with np.errstate(over="ignore"):
         sd, levels = x.std(axis=0), np.unique(values)
-    if m < 10 * (d + 1) or len(levels) < 2 or not np.isfinite(sd).all():
+    if m < FEWEST_PER_COEFFICIENT * (d + 1) or len(levels) < 2 or not np.isfinite(sd).all():
         return None
     # White coordinates, so that "near" and the shifts have no units: scores turn by the transposed
     # map.
@@ -229,7 +239,11 @@ def misfit(
         size = (
             np.minimum(np.maximum(third, 0.0), 20 * np.median(np.abs(third))) @ cubic / cubic.sum()
         )
-        weight = 1 / np.hypot(np.sqrt(size) * cubic, rounding)
+        before, weight = weight, 1 / np.hypot(np.sqrt(size) * cubic, rounding)
+        # Where rounding is nothing beside third order, weights in proportion give the same fit.
+        ratio = weight / before
+        if np.ptp(ratio) < SETTLED * ratio.max():
+            break
     # Pairs that share a draw are correlated: the sandwich sums over the pairs of each first draw.
     influence = np.zeros((m, d + 1))
     np.add.at(influence, one, regressors * (residual * weight**2)[:, None])
