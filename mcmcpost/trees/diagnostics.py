@@ -161,9 +161,9 @@ class Convergence(NamedTuple):
         if self.transposed is not None:
             chains, draws = self.transposed
             parts.append(
-                f"Expected (chain, draw, ...), got {draws} chains of {chains} draws of which "
+                f"Expected (chain, draw, ...), got {draws} chains of {chains} draw(s), of which "
                 "each chain goes on from the last, and a draw does not from the one before: "
-                f"these are {chains} chains of {draws} draws, so that errors are wrong. "
+                f"these are {chains} chain(s) of {draws} draws, so that errors are wrong. "
                 "Transpose: x.swapaxes(0, 1), or name the dims."
             )
         if self.apart:
@@ -273,13 +273,9 @@ def check_convergence(
     )
 
 
-_LEAST_CHAINS = 100
-"""Chains below which axes are taken as they are given: few chains have few draws while a run is
-tried out."""
-
 _ALONG_CHAINS = 6.0
 """Standard errors by which neighbouring chains must be correlated. Their order has no meaning: any
-is chance."""
+is chance. No 36 chains can reach it."""
 
 
 def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
@@ -291,7 +287,7 @@ def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
     each other, but each also from its own draw before.
     """
     c, n, _ = values.shape
-    if c <= n or c < _LEAST_CHAINS:
+    if c <= n:
         return False
     for j in range(values.shape[2]):
         x = values[..., j]
@@ -300,7 +296,7 @@ def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:
             continue
         unit = (x - x.mean()) / size
         between = abs(float((unit[1:] * unit[:-1]).mean()))
-        within = abs(float((unit[:, 1:] * unit[:, :-1]).mean())) if n > 1 else 1.0
+        within = abs(float((unit[:, 1:] * unit[:, :-1]).mean())) if n > 1 else 0.0
         if between * np.sqrt(c) > _ALONG_CHAINS and between > 2 * within:
             return True
     return False

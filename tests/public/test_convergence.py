@@ -196,15 +196,17 @@ def in_turn(rng, chains, draws, memory=0.9):
 
 
 @pytest.mark.filterwarnings("ignore::mcmcpost.scores.ScoreWarning")
-def test_axes_of_chains_and_draws_that_have_changed_places_are_told(rng):
-    x = in_turn(rng, 4, 1000).swapaxes(0, 1)
-    tree, words = _quietly(x), r"these are 4 chains of 1000 draws.*x\.swapaxes\(0, 1\)"
+@pytest.mark.parametrize(("chains", "draws"), [(4, 1000), (4, 60), (1, 1000)])
+def test_axes_of_chains_and_draws_that_have_changed_places_are_told(chains, draws, rng):
+    x = in_turn(rng, chains, draws, memory=0.97).swapaxes(0, 1)
+    words = rf"these are {chains} chain\(s\) of {draws} draws.*x\.swapaxes\(0, 1\)"
+    tree = _quietly(x)
     with pytest.warns(mp.ConvergenceWarning, match=words):
         mp.expectation(tree, method="plain")
 
 
 @pytest.mark.parametrize("memory", [0.0, 0.5, 0.99])
-@pytest.mark.parametrize(("chains", "draws"), [(1000, 4), (200, 20)])
+@pytest.mark.parametrize(("chains", "draws"), [(1000, 4), (200, 20), (60, 4), (1000, 1)])
 def test_many_short_chains_are_taken_as_they_are(rng, chains, draws, memory):
     x = in_turn(rng, chains, draws, memory)
     assert check_convergence(_quietly(x), [(("a", "b"), x)]).transposed is None
