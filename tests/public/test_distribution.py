@@ -291,24 +291,42 @@ def test_a_probability_that_is_hardly_known_does_not_move_one_that_is_exact(seed
     assert (np.diff(curve.mean[0]) >= 0).all()
 
 
-def test_a_point_that_is_hardly_known_tells_no_slope():
-    """About a quantile the distribution function is exact at two points, and beyond them no draw
-    is."""
-    at, level = np.array([1.6, 2.1, 3.3]), np.array([0.95])
-    below = SimpleNamespace(
-        mean=np.array([*norm.cdf(at[:2]), 1.0]), mcse=np.array([0.0, 0.0, 0.07])
-    )
+def bracketed(at, level, mean, mcse, method, size):
+    """Return the quantile and the slope between three points at which a distribution function of so
+    many effective draws is known."""
+    below = SimpleNamespace(mean=np.asarray(mean), mcse=np.asarray(mcse), method=method)
     dist = SimpleNamespace(
         marginal=lambda _: 0,
-        effective_sizes=lambda: np.array([20.0]),
+        effective_sizes=lambda: np.array([size]),
         sample=SimpleNamespace(units=1.0),
         below=lambda _: below,
     )
     points = iter(at[[0, 2], None])
-    quantile, slope = _bracketed(dist, at[1:2], level, lambda _: next(points))
+    return _bracketed(dist, at[1:2], level, lambda _: next(points))
+
+
+def test_a_point_that_is_hardly_known_tells_no_slope():
+    """About a quantile the distribution function is exact at two points, and beyond them no draw
+    is."""
+    at, level = np.array([1.6, 2.1, 3.3]), np.array([0.95])
+    quantile, slope = bracketed(
+        at, level, [*norm.cdf(at[:2]), 1.0], [0.0, 0.0, 0.07], ("spline",) * 3, 20.0
+    )
     (secant,) = np.diff(norm.cdf(at[:2])) / np.diff(at[:2])
     np.testing.assert_allclose(slope, secant)
     np.testing.assert_allclose(quantile, at[0] + (level - norm.cdf(at[0])) / secant)
+
+
+@pytest.mark.parametrize(("mcse", "told"), [(0.004, False), (0.0004, True)])
+def test_points_of_two_methods_tell_a_slope_where_both_are_well_known(mcse, told):
+    """What one method errs by at one point, and another does not at the next, is no density."""
+    at, level = np.array([1.6, 1.7, 1.8]), np.array([0.95])
+    mean, errors = norm.cdf(at) + np.array([0.0, 0.0, 0.01]), np.full(3, mcse)
+    one = bracketed(at, level, mean, errors, ("spline",) * 3, 1000.0)
+    quantile, slope = bracketed(at, level, mean, errors, ("spline", "spline", "plain"), 1000.0)
+    between = np.diff(mean[:2]) / np.diff(at[:2])
+    np.testing.assert_allclose(slope, one[1] if told else between)
+    assert told == (quantile == one[0])
 
 
 @pytest.mark.slow
