@@ -67,8 +67,7 @@ class LinearSystem(NamedTuple):
 
     families : from small to large. sizes : columns of the orthonormal basis that each family and
         those before it span, the constant included. kept : (q,) which controls, after the constant,
-        are no combination of
-            others.
+        are no combination of others.
     mix : (1 + q, r) from the constant and the controls to the basis; of more controls than draws
         None, with `rows`.
     rows : (m, r) the basis at the states of the problem, where it is in memory, and zero on
@@ -78,6 +77,7 @@ class LinearSystem(NamedTuple):
     inverse : (q', r − 1) from γ, without its first, to the coefficients of controls of unit norm,
         which ridges shrink.
     solvers : by ridge, those that were made; systems of other values of the same draws share them.
+        Of 1,200 controls in eight folds each takes 100 MB.
     """
 
     families: tuple[AbstractFamily, ...]
@@ -700,11 +700,8 @@ def _chosen(
     for_means: bool,
 ) -> LinearFits:
     """Return the fits that are chosen, made again on halves where they are for means."""
-    fits, status, method = (
-        [],
-        [Status.PLAIN] * len(choice.place),
-        ["PlainMean()"] * len(choice.place),
-    )
+    p = len(choice.place)
+    fits, status, method = [], [Status.PLAIN] * p, ["PlainMean()"] * p
     for ridge in np.unique(choice.ridge[choice.place >= 0]):
         places = np.unique(choice.place[(choice.place >= 0) & (choice.ridge == ridge)])
         largest = system.sizes[places[-1]]
