@@ -105,7 +105,8 @@ def _bracketed(
         of_draws = (high - low) / (points[:, 2] - points[:, 0])
     slope = np.where((slope > of_draws / ALIKE) & (slope < ALIKE * of_draws), slope, 0.0)
     # Between three points of as many methods that of the draws is all that is known.
-    return quantile, np.where((known.sum(axis=1) == 1) & apart.any(axis=1), of_draws, slope)
+    alone = (known.sum(axis=1) == 1) & apart.any(axis=1) & np.isfinite(of_draws)
+    return quantile, np.where(alone, of_draws, slope)
 
 
 def _is_known(

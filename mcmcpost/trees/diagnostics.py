@@ -275,7 +275,7 @@ def check_convergence(
 
 _ALONG_CHAINS = 6.0
 """Standard errors by which neighbouring chains must be correlated. Their order has no meaning: any
-is chance. No 36 chains can reach it."""
+is chance. No 33 chains can reach it."""
 
 
 def _transposed(values: Float[np.ndarray, "c n p"]) -> bool:

@@ -329,6 +329,15 @@ def test_points_of_two_methods_tell_a_slope_where_both_are_well_known(mcse, told
     assert told == (quantile == one[0])
 
 
+def test_between_points_of_three_methods_the_slope_is_that_of_the_draws():
+    at, level, size = np.array([1.6, 1.7, 1.8]), np.array([0.95]), 1000.0
+    methods = ("cubic", "spline", "plain")
+    quantile, slope = bracketed(at, level, norm.cdf(at), np.full(3, 0.004), methods, size)
+    assert quantile == at[1]
+    between = 2 * 1.5 * np.sqrt(level * (1 - level) / size)
+    np.testing.assert_allclose(slope, between / (at[2] - at[0]))
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:R-hat")
 def test_a_density_beyond_the_last_effective_draws_is_unseen_and_has_an_error():
