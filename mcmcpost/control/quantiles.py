@@ -114,8 +114,8 @@ def _is_known(
 ) -> Bool[np.ndarray, "*q"]:
     """Return where the change of a distribution function between two points is known: by one
     method, which errs alike at both, or far beyond the error of the two."""
-    # From a controlled point to a plain one that of a correlation rose twice as fast as its
-    # density, and its 95 % quantile was up to six errors from the truth.
+    # Of a correlation (LKJ) the function rose from a controlled point to a plain one beside it by
+    # twice what the density says, and the 95 % quantile was up to six errors from the truth.
     return of_one | (mcse <= WRONG * np.abs(change))
 
 

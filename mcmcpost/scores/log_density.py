@@ -135,7 +135,8 @@ and how many are taken, since some may be the same."""
 
 ENOUGH, MOST_DRAWS = 1_000, 2_000
 """Draws that are compared: so many, and more only where there are many coefficients. The work is
-that of all their distances."""
+that of all their distances: 1,000 take .03 CPU s and 2,000 .11, which see scores of group effects
+in five dimensions that are shifted by .03 sd."""
 
 NEIGHBOURS = (1, 4, 16, 64)
 """Ranks of the neighbours that a draw is paired with: the weights choose between near ones and

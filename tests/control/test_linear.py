@@ -9,7 +9,7 @@ from control_cases import estimate, gaussian_trace
 import mcmcpost.control.linear
 from mcmcpost.control import Auto, Subsets, ZeroVariance
 from mcmcpost.control.features.families import controls_of, polynomials
-from mcmcpost.control.linear import LinearFits, Part, Solver, linear_system
+from mcmcpost.control.linear import LinearFits, Part, Solver, linear_system, nested_fits
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import InputError, Status
@@ -94,6 +94,23 @@ def test_leading_families_are_fits_of_their_own(rng):
         b = Solver(alone, 1e-3, size, size).fit(Part.of(alone, size, np.arange(2)), halves=True)
         for one, two in zip((a.mean, *a.refits), (b.mean, *b.refits), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
+
+
+def test_the_best_of_the_first_families_is_what_they_give_alone(rng):
+    """Also where the basis is that of other quantities, and has a family more."""
+    trace = gaussian_trace(rng, (4, 100, 3))
+    x = trace.draws
+    other, values = np.sin(x[..., :1]), np.stack([np.exp(0.4 * x[..., 0]), x[..., 1] ** 2], -1)
+    problem, labels = make_problem(trace, values), ["first", "second", "third"]
+    shared = linear_system(make_problem(trace, other), polynomials(3, 3)).of_other_values(problem)
+    nested = nested_fits(shared, labels, (1, 2), problem)
+    for degree, found in enumerate(nested, start=1):
+        alone = linear_system(problem, polynomials(3, degree))
+        (expected,) = nested_fits(alone, labels[:degree], (degree,), problem)
+        assert found.method == expected.method
+        np.testing.assert_allclose(found.mean, expected.mean, rtol=1e-9, atol=1e-12)
+    assert nested[0].method != nested[1].method
+    assert max(len(solver.penalty) for solver in shared.solvers.values()) == shared.sizes[1]
 
 
 @pytest.mark.parametrize("seed", range(4))
