@@ -39,13 +39,19 @@ from mcmcpost.core.arguments import (
     check_probabilities,
     check_trace_type,
 )
-from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, warn
+from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import NOT_TRACEABLE, in_float64
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
-from mcmcpost.sample import Question, contradicted, make_question, warn_of_contradiction
+from mcmcpost.sample import (
+    Question,
+    contradicted,
+    make_question,
+    warn_of_contradiction,
+    warn_of_parts,
+)
 from mcmcpost.sums import InChunks, as_moments, expectation_of_moments, is_summed
-from mcmcpost.trees import ConvergenceWarning, Integrands, named_values
+from mcmcpost.trees import Integrands, named_values
 from mcmcpost.trees.convention import oriented
 from mcmcpost.trees.integrands import tell_names
 
@@ -523,12 +529,7 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
     contradictory = [
         name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad
     ]
-    if contradictory:
-        warn(
-            f"The estimates of {', '.join(contradictory)} contradict each other: they are of other "
-            "posteriors, or their chains have not converged.",
-            ConvergenceWarning,
-        )
+    warn_of_parts("The estimates", contradictory)
     return pooled
 
 

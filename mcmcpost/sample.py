@@ -28,6 +28,7 @@ from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
 from mcmcpost.trace import Trace, moving, without_fixed
 from mcmcpost.trees import (
     Convergence,
+    ConvergenceWarning,
     check_convergence,
     gate,
     integrand_values,
@@ -226,6 +227,16 @@ def warn_of_contradiction(names: Sequence[str]) -> None:
             "more than five standard errors: the scores may be of another density, or the "
             "chains have not seen the tails. The plain ones are returned.",
             ScoreWarning,
+        )
+
+
+def warn_of_parts(what: str, names: Sequence[str]) -> None:
+    """Warn of quantities about which the parts of what was put together contradict each other."""
+    if names:
+        warn(
+            f"{what} of {', '.join(names)} contradict each other: they are of other posteriors, or "
+            "their chains have not converged.",
+            ConvergenceWarning,
         )
 
 

@@ -47,6 +47,7 @@ from mcmcpost.sample import (
     resolve_method,
     warn_of_contradiction,
     warn_of_not_finite,
+    warn_of_parts,
 )
 from mcmcpost.trace import Trace
 from mcmcpost.trees import (
@@ -222,6 +223,7 @@ def _estimated(trace: TraceMoments, options: Options) -> Estimate:
     options = options._replace(bad_scores=trace.bad_scores, verified=trace.verified)
     estimate = in_float64(trace.estimate)(options)
     warn_of_contradiction(contradicted(estimate, known=trace.bad_scores))
+    warn_of_parts("The sums", estimate.info.get("apart", ()))
     return estimate if trace.seconds is None else with_worth(estimate, trace.seconds)
 
 

@@ -14,6 +14,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import scipy.stats
 from jaxtyping import Bool, Float, Int
 
 from mcmcpost.control.estimate import Estimate, covariance_of
@@ -29,10 +30,11 @@ from mcmcpost.control.features.summed import (
     fewest,
 )
 from mcmcpost.control.linear import LinearFits, Part, choose_families, system_of
-from mcmcpost.control.method import PlainMean, Refits, columnwise
+from mcmcpost.control.method import ROUNDING, PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
 from mcmcpost.control.standard_errors import (
+    DISAGREEMENT,
     Columns,
     Residuals,
     combined_error,
@@ -58,6 +60,13 @@ def _not_sums(other: object) -> InputTypeError:
     cure = "Sum a trace first: moments(tree). Estimates are combined by pool_estimates."
     got = repr(type(other).__name__)
     return InputTypeError("moments", "sums of moments() on both sides of +", got, cure)
+
+
+BY_CHANCE = 0.01
+"""How often groups of chains of one posterior may differ by more than is put down to chance."""
+
+ERROR_FREEDOM = 30
+"""Degrees of freedom of the errors within groups, about those of ArviZ's ESS of few chains."""
 
 
 class TraceMoments(NamedTuple):
@@ -276,7 +285,7 @@ class TraceMoments(NamedTuple):
             [group.values / group.counts[..., None] for group in self.groups],
         )
         varying = np.array([status is Status.PLAIN for status in plain.status])
-        best, heavy = plain, np.zeros(p, bool)
+        best, heavy, apart = plain, np.zeros(p, bool), self._apart(series)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
         # Those of all fits at the draws that are kept, which only exact ones need: computed once,
@@ -287,6 +296,8 @@ class TraceMoments(NamedTuple):
             fitted, left, facts = self._controlled(
                 controls, moments, folds, plain, options, at_kept
             )
+            # Also where plain means are returned because the others contradict each other.
+            apart[columns] |= self._apart(left)
             first = controls.serves is None
             # Functions of a coordinate must be better by 5 per cent (`NEED`), as any richer family.
             better = first | (fitted.used & (fitted.mcse**2 * NEED < best.mcse[columns] ** 2))
@@ -306,6 +317,8 @@ class TraceMoments(NamedTuple):
         ]
         rows = self._in_rows(series)
         info["num_runs"] = rows.shape[1]
+        if apart.any():
+            info["apart"] = tuple(np.array(features.names)[apart].tolist())
         return Estimate(
             names=features.names,
             mean=best.mean,
@@ -325,6 +338,12 @@ class TraceMoments(NamedTuple):
             covariance=covariance_of(rows, best.mcse),
             info=info,
         )
+
+    def _apart(self, means: Sequence[Float[np.ndarray, "_ _ j"]]) -> Bool[np.ndarray, " j"]:
+        """Return for which means over runs the groups of chains contradict each other."""
+        within, between, freedom = _variances(self.groups, means)
+        limit = scipy.stats.f.isf(DISAGREEMENT, max(freedom, 1), ERROR_FREEDOM) * within
+        return (freedom > 0) & (between > np.maximum(limit, ROUNDING**2))
 
     def _fitted(self, varying: Bool[np.ndarray, " p"]) -> Iterator[tuple[ControlSet, Moments]]:
         """Yield the controls of each fit of quantities that vary, and the moments of both."""
@@ -602,8 +621,27 @@ def _residuals(
 def _error(
     groups: Sequence[Chains], means: Sequence[Float[np.ndarray, "_ _ p"]]
 ) -> Float[np.ndarray, " p"]:
-    """Return the error of the mean of all draws from means over runs, of chains of each length."""
-    # Chains of different lengths are independent of each other: variances add, with squared shares.
+    """Return the error of the mean of all draws from means over runs, of the chains of each group.
+
+    Groups are independent of each other: variances add, with squared shares. Those of other
+    posteriors, or of chains in other modes, differ by more than the errors within them say, and the
+    error is then at least what chance does not explain of the one between groups.
+    """
+    within, between, freedom = _variances(groups, means)
+    least = between / scipy.stats.f.isf(BY_CHANCE, freedom, ERROR_FREEDOM) if freedom else 0.0
+    return np.sqrt(np.maximum(within, least))
+
+
+def _variances(
+    groups: Sequence[Chains], means: Sequence[Float[np.ndarray, "_ _ p"]]
+) -> tuple[Float[np.ndarray, " p"], Float[np.ndarray, " p"], int]:
+    """Return the variance of the mean of all draws by the errors within groups, by the differences
+    between them, and the degrees of freedom of the latter."""
     sizes = np.array([group.counts.sum() for group in groups])
-    parts = np.stack([mcse_mean(group_means) for group_means in means])
-    return np.sqrt(((sizes / sizes.sum())[:, None] ** 2 * parts**2).sum(axis=0))
+    share = (sizes / sizes.sum())[:, None]
+    within = np.sum(share**2 * np.stack([mcse_mean(one) for one in means]) ** 2, axis=0)
+    pairs = zip(groups, means, strict=True)
+    each = np.stack([np.tensordot(group.counts, one, 2) for group, one in pairs]) / sizes[:, None]
+    freedom = len(groups) - 1
+    apart = share**2 * (each - (share * each).sum(axis=0)) ** 2
+    return within, apart.sum(axis=0) * (freedom + 1) / max(freedom, 1), freedom

@@ -293,6 +293,30 @@ def test_scores_that_fail_the_gate_are_not_used():
 
 
 @pytest.mark.slow
+def normals(seed: int, shape: tuple[int, int], mean: float) -> xarray.DataTree:
+    z = np.random.default_rng(seed).normal(size=(*shape, 1))
+    return mp.from_arrays(z + mean, -z, names=["a"])
+
+
+@pytest.mark.parametrize("shape", [(4, 500), (2, 300)])
+def test_sums_of_other_posteriors_contradict_each_other(shape):
+    """Each is controlled to rounding, and the errors within them know nothing of the distance."""
+    sums = mp.moments(normals(0, (4, 500), 0.0)) + mp.moments(normals(1, shape, 0.2))
+    with pytest.warns(mp.ConvergenceWarning, match="The sums of a contradict"):
+        found = mp.expectation(sums)
+    assert 0.1 * 0.2 < found.mcse[0] < 0.2
+
+
+def test_sums_of_one_posterior_have_the_errors_of_all_draws_together():
+    """Differences between groups of chains are chance: of 50 pairs few are told apart."""
+    ratios = []
+    for seed in range(0, 100, 2):
+        parts = [mp.moments(normals(k, (2, 100), 0.0), method="plain") for k in (seed, seed + 1)]
+        ratios.append(mp.expectation(parts[0] + parts[1]).mcse[0] * 20)
+    assert np.mean(np.array(ratios) > 1.3) < 0.1
+    assert 0.95 < np.median(ratios) < 1.1
+
+
 def test_constants_events_and_what_is_not_finite():
     tree = make_tree(10)
     values = np.ones((4, 200, 4))
