@@ -21,6 +21,7 @@ from mcmcpost.control import (
     Options,
     Smooth,
     TraceMoments,
+    by_margins,
     contradicting,
     estimate_derived,
     estimate_expectations,
@@ -536,6 +537,10 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
 def answer(question: Question) -> Estimate:
     """Return the expectations of the integrands of a question."""
     estimate = in_float64(estimate_expectations)(question.sample, question.method, question.options)
+    if question.margins:
+        estimate = in_float64(by_margins)(
+            estimate, question.sample, question.margins, question.method, question.options
+        )
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     return estimate if question.seconds is None else with_worth(estimate, question.seconds)
 

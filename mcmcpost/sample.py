@@ -1,10 +1,11 @@
 """The question that a public function answers: tree, gated scores, integrands and method, each
 resolved once."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Float
 
 from mcmcpost.control import (
     AbstractControlVariate,
@@ -83,8 +84,7 @@ class Question(NamedTuple):
         gate.
     sample : the integrands on the trace without fixed coordinates, whose features do not average to
         zero.
-    shapes : of one draw of each variable, array or function, by name; their elements are the
-        integrands, in order.
+    shapes, margins : of the integrands, as in `Integrands`.
     method : the control variate, or the plain mean where the score gate failed.
     options : as given, for the coordinates that move, with what the score gate found.
     convergence : R-hat of the integrands, and divergences.
@@ -95,6 +95,7 @@ class Question(NamedTuple):
     check: ScoreCheck
     sample: Sample
     shapes: dict[str, tuple[int, ...]]
+    margins: Mapping[str, list[Float[np.ndarray, "c n"]]]
     method: AbstractControlVariate
     options: Options
     convergence: Convergence
@@ -131,7 +132,7 @@ def make_question(
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=trace.draws)
     # Values after the gate: functions of draws may take long, and scores that fail end here.
-    names, values, events, shapes = integrand_values(tree, integrands)
+    names, values, events, shapes, margins = integrand_values(tree, integrands)
     if check.failed and not options.allow_bad_scores:
         choice = PlainMean()
     convergence = check_convergence(tree if whole is None else whole, [(names, values)])
@@ -149,7 +150,7 @@ def make_question(
     if whole is None:
         _warn_of_values(names, values, sample.finite)
     return Question(
-        every, check, sample, shapes, choice, options, convergence, sampling_seconds(tree)
+        every, check, sample, shapes, margins, choice, options, convergence, sampling_seconds(tree)
     )
 
 

@@ -337,6 +337,25 @@ def evaluate_expressions(
     return {name: expression(posterior, numbered) for name, expression in compiled.items()}
 
 
+def evaluate_sides(
+    posterior: Values, expressions: Mapping[str, str | Expression], numbered: Container[str] = ()
+) -> dict[str, np.ndarray]:
+    """Return both sides (c, n, ..., 2), as `evaluate_expressions`, of those that are comparisons of
+    two."""
+    sides = {}
+    for name, given in expressions.items():
+        expression = compile_expression(given) if isinstance(given, str) else given
+        match expression.tree:
+            case ast.Compare(left=left, ops=[_], comparators=[right]):
+                both = [
+                    expression._replace(tree=side)(posterior, numbered) for side in (left, right)
+                ]
+                rank = max(side.ndim for side in both)
+                both = [side.reshape(*side.shape, *[1] * (rank - side.ndim)) for side in both]
+                sides[name] = np.stack(np.broadcast_arrays(*both), axis=-1)
+    return sides
+
+
 def _unquote(line: str) -> tuple[str, dict[str, str]]:
     """Replace backquoted names by identifiers of the same length, so that positions in the text
     stay valid."""

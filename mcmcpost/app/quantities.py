@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 from mcmcpost.app.edge import say
-from mcmcpost.app.expressions import Expression, evaluate_expressions
+from mcmcpost.app.expressions import Expression, evaluate_expressions, evaluate_sides
 from mcmcpost.app.model_file import ModelFile
 from mcmcpost.core.arrays import read_values
 from mcmcpost.core.errors import InputError
@@ -18,6 +18,7 @@ from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.trees import PosteriorVariables, posterior_variables
 from mcmcpost.trees.convention import check_names, element_names, sample_dataset
 from mcmcpost.trees.integrands import names_of
+from mcmcpost.trees.margins import Compared
 from mcmcpost.trees.numpyro_model import ProbedModel
 
 if TYPE_CHECKING:
@@ -167,11 +168,12 @@ class Asked(NamedTuple):
     filter_vars: Literal["like", "regex"] | None = None
 
 
-def named_scalars(
-    tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
-) -> dict[str, np.ndarray]:
+Scalars = dict[str, np.ndarray | Compared]
+
+
+def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked) -> Scalars:
     """Return the scalars of the posterior, the stored quantities and the expressions that are
-    asked, {name: (c, n)}.
+    asked, {name: (c, n)}, of comparisons with their sides.
 
     Parameters
     ----------
@@ -187,21 +189,27 @@ def named_scalars(
     # Read when they are named: an expression of two scalars must not read a trace of gigabytes.
     known = ValuesOnDemand(variables.usable | _stored(tree))
     chosen = chosen_names(list(known), asked)
-    scalars: dict[str, np.ndarray] = {}
+    scalars: Scalars = {}
     for name in (name for name in chosen if name in variables.usable):
         elements = variables.elements_of(name)
         _add(scalars, elements.names, np.moveaxis(elements.values, -1, 0))
     kept = {name: known[name] for name in chosen if name not in variables.usable}
-    for arrays in (kept, evaluate_expressions(known, asked.expressions, known.numbered)):
-        for name, array in arrays.items():
-            parts = [array[(..., *i)] for i in np.ndindex(array.shape[2:])]
-            _add(scalars, element_names(name, array.shape[2:]), parts)
+    sides = evaluate_sides(known, asked.expressions, known.numbered)
+    computed = evaluate_expressions(known, asked.expressions, known.numbered)
+    for name, array in (*kept.items(), *computed.items()):
+        places = list(np.ndindex(array.shape[2:]))
+        parts: list[np.ndarray | Compared] = [array[(..., *i)] for i in places]
+        if name in sides:
+            parts = [
+                Compared(array[(..., *i)], sides[name][(..., *i, slice(None))]) for i in places
+            ]
+        _add(scalars, element_names(name, array.shape[2:]), parts)
     return scalars
 
 
 def where_they_are(
     tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
-) -> list[str] | dict[str, np.ndarray]:
+) -> list[str] | Scalars:
     """Return the names of what is asked, which leave large variables in their chunks; see
     `named_scalars`.
 
@@ -260,9 +268,7 @@ def say_left_out(variables: PosteriorVariables) -> None:
         say("warning", variables.left_out_text())
 
 
-def _add(
-    scalars: dict[str, np.ndarray], names: Sequence[str], arrays: Iterable[np.ndarray]
-) -> None:
+def _add(scalars: Scalars, names: Sequence[str], arrays: Iterable[np.ndarray | Compared]) -> None:
     taken = sorted(set(names) & set(scalars))
     if taken:
         raise InputError("Quantities", "names not taken yet", taken, "Rename the quantity.")

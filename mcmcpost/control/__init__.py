@@ -2,7 +2,7 @@
 
 from mcmcpost.control.auto import MAX_DEGREE, Auto
 from mcmcpost.control.derived import KINDS, Smooth, estimate_derived, estimate_spread
-from mcmcpost.control.distribution import Distribution
+from mcmcpost.control.distribution import Distribution, by_margins
 from mcmcpost.control.estimate import (
     Curve,
     Estimate,
@@ -77,6 +77,7 @@ __all__ = [
     "TraceMoments",
     "VectorFields",
     "ZeroVariance",
+    "by_margins",
     "check_same_features",
     "check_weights",
     "contradicting",

@@ -6,7 +6,7 @@ c the control of the quantity's mean.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from mcmcpost.control.estimate import (
     side_by_side,
     spread,
 )
+from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.quantity import doubt_of_steps
 from mcmcpost.control.functions import (
     SAME,
@@ -451,6 +452,53 @@ class Distribution(NamedTuple):
             used & np.isfinite(moved), controlled, _without_folds(problem)
         )
         return estimate, without
+
+
+BETTERED = (Status.PLAIN, Status.CONTROLLED, Status.REGULARISED, Status.HEAVY_TAIL)
+"""Statuses of events that their margin may better: what is exact, or not known, stays."""
+
+
+def by_margins(
+    estimate: Estimate,
+    sample: Sample,
+    margins: Mapping[str, Sequence[Float[np.ndarray, "c n"]]],
+    method: AbstractControlVariate,
+    options: Options,
+) -> Estimate:
+    """Return the expectations of a sample, its events of comparisons by the distributions of their
+    margins where that lowers their errors.
+
+    P(a + b > 0) gains as the distribution of a + b does. The event's own values show no more than a
+    step along a direction that is not known.
+
+    margins : of events of the sample by name: one value above zero and the other below.
+    """
+    # A place for each margin.
+    places = np.array(
+        [
+            j
+            for j, name in enumerate(sample.names)
+            for _ in margins.get(name, ())
+            if estimate.status[j] in BETTERED
+        ],
+        dtype=int,
+    )
+    # Known moments are of the expectation alone, and the plain mean asks for no control.
+    if not len(places) or isinstance(method, PlainMean) or options.standardize is not None:
+        return estimate
+    names = tuple(sample.names[j] for j in places)
+    each = np.stack([m for j in np.unique(places) for m in margins[sample.names[j]]], axis=-1)
+    quantities = Sample.of(sample.trace, names, each, np.zeros(len(names), bool), sample.states)
+    dist = Distribution.of(quantities, method, options, of_all=False)
+    steps = np.zeros((len(names), 1))
+    found = dist.events(sample.values[..., places], steps, shared=True)[0]
+    source, lowest = np.arange(len(sample.names)), estimate.mcse**2
+    for k, j in enumerate(places):
+        if found.mcse[k] ** 2 * NEED < lowest[j]:
+            source[j], lowest[j] = len(source) + k, found.mcse[k] ** 2
+    if (source < len(source)).all():
+        return estimate
+    return side_by_side([estimate, found], sample.trace.weights).select(source)
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:

@@ -482,7 +482,7 @@ def joint_expectation(
                 raise ScoreError(f"joint_expectation: task {name!r}: {error}") from error
         trace, check = gated[id(tree)]
         failed = check.failed
-        labels, values, events, _ = integrand_values(tree, integrands)
+        labels, values, events, *_ = integrand_values(tree, integrands)
         convergence = check_convergence(tree, [([f"{name}: {label}" for label in labels], values)])
         warn_of_convergence(
             convergence if new else convergence._replace(divergences=0, repeated=None)

@@ -3,6 +3,7 @@ draw."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
@@ -22,6 +23,7 @@ from mcmcpost.trees.convention import (
     element_names,
     oriented,
 )
+from mcmcpost.trees.margins import Compared, margins_of, sides_of
 
 if TYPE_CHECKING:
     import xarray
@@ -39,12 +41,15 @@ class Integrands(NamedTuple):
         under the name of a parameter, an element of a float variable.
     shapes : of one draw of each variable, array or function, by name; their elements are the
         integrands, in order.
+    margins : of integrands that are events of a comparison, by how much its sides differ, in one
+        unit or more.
     """
 
     names: tuple[str, ...]
     values: Float[np.ndarray, "c n p"]
     events: Bool[np.ndarray, " p"]
     shapes: dict[str, tuple[int, ...]]
+    margins: Mapping[str, list[Float[np.ndarray, "c n"]]] = MappingProxyType({})
 
 
 def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integrands:
@@ -132,9 +137,9 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
         else _side_by_side([integrand.values for integrand in parts])
     )
     shapes = {name: shape for integrand in parts for name, shape in integrand.shapes.items()}
-    return Integrands(
-        names, values, np.concatenate([integrand.events for integrand in parts]), shapes
-    )
+    margins = {name: margin for one in parts for name, margin in one.margins.items()}
+    events = np.concatenate([integrand.events for integrand in parts])
+    return Integrands(names, values, events, shapes, margins)
 
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
@@ -272,19 +277,66 @@ def _of_entries(
     known = computed or "posterior" in tree.children
     variables = posterior_variables(tree) if known else PosteriorVariables({}, ())
     arrays = _evaluated(entries, variables, chains_draws) if computed else {}
+    compared = _sides(entries, arrays, variables, chains_draws)
     # A parameter that is zero throughout is fixed; an event that is zero throughout was not seen,
     # and has an error.
     floats = (variable for variable in variables.usable.values() if variable.dtype.kind == "f")
     parameters = {name for variable in floats for name in names_of(variable)}
     parts = []
     for name, entry in entries.items():
-        integrand = _of_array(tree, name, arrays.get(name, entry), chains_draws)
+        values, sides = arrays.get(name, entry), compared.get(name)
+        if isinstance(entry, Compared):
+            values, sides = entry
+        integrand = _of_array(tree, name, values, chains_draws)
         parts.append(
             integrand._replace(
-                events=np.array([element not in parameters for element in integrand.names])
+                events=np.array([element not in parameters for element in integrand.names]),
+                margins={} if sides is None else _margins(integrand, sides),
             )
         )
     return parts
+
+
+def _sides(
+    entries: Mapping[Any, Any],
+    arrays: Mapping[str, np.ndarray],
+    variables: PosteriorVariables,
+    chains_draws: tuple[int, int],
+) -> dict[str, np.ndarray]:
+    """Return both sides (c, n, ..., 2) of the functions that are comparisons; arrays : their
+    values."""
+    functions = {}
+    with jax.enable_x64(True):
+        row = {
+            name: jax.ShapeDtypeStruct(
+                variable.shape[2:], np.float64 if variable.dtype.kind == "f" else variable.dtype
+            )
+            for name, variable in variables.usable.items()
+        }
+        for name, array in arrays.items():
+            # Only what has two values can be an event: nothing else is traced again.
+            if np.isin(array, (0, 1)).all():
+                try:
+                    both = sides_of(entries[name], row)
+                except (*NOT_TRACEABLE, TypeError, ValueError):
+                    # A function of single precision, or of numbers only: its values are right, and
+                    # what it compares remains unknown.
+                    continue
+                if both is not None:
+                    functions[name] = both
+    return _evaluated(functions, variables, chains_draws) if functions else {}
+
+
+def _margins(
+    integrand: Integrands, sides: Float[np.ndarray, "c n *shape 2"]
+) -> dict[str, list[Float[np.ndarray, "c n"]]]:
+    """Return the margins of the elements of an integrand, of those that have any."""
+    columns = np.asarray(sides, np.float64).reshape(*integrand.values.shape, 2)
+    found = {
+        name: margins_of(integrand.values[..., j], columns[..., j, :])
+        for j, name in enumerate(integrand.names)
+    }
+    return {name: margins for name, margins in found.items() if margins}
 
 
 def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -12,6 +12,7 @@ from mcmcpost.app.expressions import (
     MAX_DEPTH,
     compile_expression,
     evaluate_expressions,
+    evaluate_sides,
     parse_expression,
 )
 from mcmcpost.app.quantities import ValuesOnDemand
@@ -257,3 +258,14 @@ def test_elements_that_are_numbered_are_indexed_by_their_number(rng):
     for index in ("0", "-1", "4"):
         with pytest.raises(ValueError, match="names no element of theta"):
             evaluate_expressions(values, {"x": f"theta[{index}]"}, values.numbered)
+
+
+def test_comparisons_have_two_sides(posterior):
+    asked = {"many": "theta[0] < theta", "one": "`tau` >= 2", "none": "mu < 1 < tau", "sum": "mu"}
+    sides = evaluate_sides(posterior, asked)
+    assert list(sides) == ["many", "one"]
+    theta = posterior["theta"]
+    first = np.broadcast_to(theta[..., :1], theta.shape)
+    np.testing.assert_array_equal(sides["many"], np.stack([first, theta], -1))
+    twos = np.full_like(posterior["tau"], 2.0)
+    np.testing.assert_array_equal(sides["one"], np.stack([posterior["tau"], twos], -1))

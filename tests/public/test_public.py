@@ -5,9 +5,12 @@ import json
 import subprocess
 import sys
 
+import jax.numpy as jnp
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.stats
+from scipy.signal import lfilter
 from scipy.stats import norm
 
 import mcmcpost as mp
@@ -272,3 +275,46 @@ def test_a_fixed_coordinate_is_in_no_block(rng):
         mp.expectation(
             tree, method=mp.Structured(structure={"x": ("x[2]", "x[3]")}), allow_bad_scores=True
         )
+
+
+def normal_pair(rng, chains=4, draws=500, correlation=0.0):
+    """Return a trace of two correlated normals `a` and `b`."""
+    covariance = np.array([[1.0, 0.5], [0.5, 1.25]])
+    z = rng.normal(size=(chains, draws, 2))
+    for i in range(1, draws):
+        z[:, i] = correlation * z[:, i - 1] + np.sqrt(1 - correlation**2) * z[:, i]
+    x = z @ np.linalg.cholesky(covariance).T
+    return mp.from_arrays(x, -x @ np.linalg.inv(covariance), names=("a", "b"))
+
+
+EVENTS = {
+    "sum": lambda draw: draw["a"] + draw["b"] > 0.5,
+    "ratio": lambda draw: jnp.where(jnp.exp(draw["a"]) <= 1.4 * jnp.exp(draw["b"] / 2), 1.0, 0.0),
+    "not": lambda draw: ~(draw["a"] < 0.3),
+}
+TRUTHS = norm.sf([0.5 / np.sqrt(3.25), -np.log(1.4) / np.sqrt(0.8125), 0.3])
+
+
+def test_events_of_several_coordinates_gain_as_what_they_compare(rng):
+    """On a normal posterior they are exact: their margins, or logarithms of them, are linear."""
+    found = mp.expectation(normal_pair(rng), EVENTS)
+    np.testing.assert_allclose(found.mean, TRUTHS, atol=1e-8)
+    assert (found.mcse < 1e-8).all()
+    # Two comparisons in one are no event of one margin, and what has no threshold has none.
+    both = {"both": lambda draw: (draw["a"] > 0.3) & (draw["b"] > 0.0)}
+    assert mp.expectation(normal_pair(rng), both, "zv2").method != found.method[:1]
+
+
+def test_events_of_margins_that_are_not_linear_have_honest_errors(rng):
+    """P(X + Y > 10) of gamma variables sampled by their logarithms, autocorrelated."""
+    shapes, z2 = np.array([3.0, 5.0]), []
+    for _ in range(12):
+        z = lfilter([np.sqrt(0.19)], [1, -0.9], rng.normal(size=(4, 800, 2)), axis=1)
+        u = np.log(scipy.stats.gamma(shapes).ppf(norm.cdf(z[:, 300:])))
+        tree = mp.from_arrays(u, shapes - np.exp(u), names=("a", "b"))
+        event = {"e": lambda draw: jnp.exp(draw["a"]) + jnp.exp(draw["b"]) > 10.0}
+        found = mp.expectation(tree, event, mp.ZeroVariance(2))
+        assert found.gain[0] > 10
+        z2.append(((found.mean[0] - scipy.stats.gamma(8).sf(10.0)) / found.mcse[0]) ** 2)
+    assert np.mean(z2) < 2.5
+    assert max(z2) < 4.5**2

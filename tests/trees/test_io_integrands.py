@@ -222,3 +222,22 @@ def test_a_function_that_changes_its_draw_changes_a_copy(tree):
     )
     assert tree.identical(before)
     np.testing.assert_array_equal(values[..., 1], tree["posterior"]["theta"][..., 0])
+
+
+def test_an_event_has_the_margin_of_what_it_compares(tree):
+    mu = tree["posterior"]["mu"].values.T.astype(float)
+    theta = tree["posterior"]["theta"].values
+    found = integrand_values(
+        tree,
+        {
+            "e": lambda d: 1.0 * (d["theta"] > d["mu"]),
+            "positive": lambda d: jnp.exp(d["mu"]) < 2.0 * jnp.exp(d["theta"][0]),
+            "two": lambda d: (d["mu"] > 0) & (d["theta"][0] > 0),
+            "no": lambda d: (d["mu"] > 0) * d["theta"][0],
+            "untraced": lambda d: float(d["mu"]) > 0.0,
+        },
+    ).margins
+    assert {name.partition("[")[0] for name in found} == {"e", "positive"}
+    (label,) = (name for name in found if name.startswith("e[0"))
+    np.testing.assert_allclose(found[label][0], theta[..., 0] - mu)
+    np.testing.assert_allclose(found["positive"][1], mu - np.log(2) - theta[..., 0])
