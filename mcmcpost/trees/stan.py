@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mcmcpost.core.arguments import as_path, check_flags, check_kind, missing_file
-from mcmcpost.core.errors import InputError, MissingPackageError, fault
+from mcmcpost.core.errors import InputError, MissingPackageError, fault, warn
 from mcmcpost.core.precision import digits_of_text
 from mcmcpost.core.runtime import version_of
 from mcmcpost.trace import Trace, check_same_order, make_trace
@@ -395,6 +395,11 @@ def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
     beside the outputs. Where there are none, the tree has no scores, and `attach_scores` computes
     them. The score gate is not run.
 
+    Warns
+    -----
+    UserWarning : there are diagnostic files alone, which have unconstrained values under the names
+        of the parameters.
+
     Raises
     ------
     ValueError : as `from_cmdstan`; some outputs have a diagnostic file and others have none.
@@ -424,6 +429,13 @@ def load_cmdstan(paths: Sequence[Path]) -> "xarray.DataTree":
         if len({id(one) for one in matched if one is not None}) == len(outputs):
             diagnostics = [one for one in matched if one is not None]
     tree, trace = _scored(diagnostics, outputs or None)
+    if not outputs:
+        # Parameters have the same names in both files: log(sigma) would be taken for sigma.
+        warn(
+            f"load_tree: {diagnostics[0].path} is a diagnostic file, whose parameters are "
+            "unconstrained, as log(sigma) under the name sigma. Give the output files beside the "
+            "diagnostic files to have the parameters themselves."
+        )
     return with_trace(tree, trace, {"score_evaluations": "0"})
 
 
@@ -661,6 +673,15 @@ def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarr
             "Give both of each chain.",
         )
     for output, diagnostic in zip(chains, diagnostics, strict=True):
+        # A run that was killed: each file is written through a buffer of its own.
+        one, other = len(output.table), len(diagnostic.table)
+        if one != other:
+            raise InputError(
+                _WHERE,
+                f"as many draws in {output.path} as in {diagnostic.path}",
+                f"{one:,} draws against {other:,}",
+                f"If the run was killed, cut both to their first {min(one, other):,} draws.",
+            )
         if not _same_draws(output, diagnostic):
             raise InputError(
                 _WHERE,

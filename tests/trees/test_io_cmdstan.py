@@ -4,6 +4,7 @@ command line."""
 import json
 import shutil
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -70,6 +71,26 @@ def test_diagnostic_files_are_found_by_name(tmp_path, output, diagnostic):
     assert tree["sample_stats"]["gradient"].shape == (2, 100, 5)
     assert {"sigma_obs", "trend"} <= set(tree["posterior"].data_vars)
     assert (tree.attrs["thin"], tree.attrs["num_warmup"], tree.attrs["seed"]) == (2, 500, 5)
+
+
+def test_diagnostic_files_alone_are_said_to_be_unconstrained(run):
+    with pytest.warns(UserWarning, match=r"unconstrained, as .* Give the output files beside"):
+        tree = mp.load_tree(*DIAGNOSTICS)
+    assert "trend" not in tree["posterior"]
+    # The command line prints what would be an error in tests.
+    with warnings.catch_warnings():
+        warnings.simplefilter("default")
+        done = run("info", DIAGNOSTICS[0])
+    assert (done.code, done.err.count("Give the output files")) == (0, 1)
+
+
+def test_a_killed_run_has_other_lengths_in_both_files(outputs):
+    lines = outputs[0].read_text().splitlines(keepends=True)
+    # without the times at the end, which a killed run does not write
+    last = max(i for i, line in enumerate(lines) if line[0] not in "#l")
+    outputs[0].write_text("".join(lines[: last - 19]))
+    with pytest.raises(mp.InputError, match=r"got 80 draws against 100. .* cut both to .* 80"):
+        mp.load_tree(outputs[0], DIAGNOSTICS[0])
 
 
 def test_chains_of_processes_of_their_own_have_their_own_names(tmp_path):
