@@ -342,8 +342,8 @@ def moments(
         from mcmcpost.app.commands import sum_traces
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.info import size_of, size_text
         from mcmcpost.app.quantities import Asked
+        from mcmcpost.core.runtime import counts_text
 
         selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
         check_output(output)
@@ -360,9 +360,9 @@ def moments(
             allow_bad_scores,
         )
         if as_json:
-            _print_json(size_of(total))
+            _print_json(total.counts)
         else:
-            print(size_text(size_of(total)))
+            print(counts_text(total.counts))
         with phase(f"writing {output}"):
             mcmcpost.save_tree(total.to_datatree(), output)
 

@@ -10,9 +10,8 @@ import numpy as np
 
 import mcmcpost
 from mcmcpost.app.edge import refuse_model_file
-from mcmcpost.control import TraceMoments
 from mcmcpost.core.errors import InputError
-from mcmcpost.core.runtime import digits_of, number_of_draws, one_line, significant
+from mcmcpost.core.runtime import counts_text, digits_of, number_of_draws, one_line, significant
 from mcmcpost.evidence import EVIDENCE_GROUP
 from mcmcpost.scores import check_scores
 from mcmcpost.sums import as_moments
@@ -64,7 +63,7 @@ def describe(path: Path) -> dict[str, Any]:
         "kind": "ladder" if ladder else "trace" if sums is None else "file of sums",
         "chains": sizes.get("chain"),
         "draws": sizes.get("draw"),
-        "sums": None if sums is None else size_of(sums),
+        "sums": None if sums is None else sums.counts,
         "temperatures": np.asarray(tree[GROUP][TEMPERATURE]).tolist() if ladder else None,
         "sampler": attrs.get("inference_library"),
         **{name: attrs.get(name) for name in RECORDED},
@@ -174,22 +173,6 @@ def _variables(node: "xarray.DataTree") -> dict[str, dict[str, Any]]:
     }
 
 
-def size_of(sums: TraceMoments) -> dict[str, int]:
-    """Return how many draws were summed, and of what."""
-    features = sums.features
-    return {
-        "chains": sums.num_chains,
-        "draws": sums.num_draws,
-        "quantities": len(features.names),
-        "controls": features.size - 1,
-    }
-
-
-def size_text(size: Mapping[str, int]) -> str:
-    """Return it in words."""
-    return ", ".join(f"{count:,} {name}" for name, count in size.items())
-
-
 def description(facts: dict[str, Any]) -> str:
     """Return the facts as lines, and one line for each variable."""
     scores, rhat = facts["scores"], facts["max_rhat"]
@@ -197,7 +180,7 @@ def description(facts: dict[str, Any]) -> str:
     shape = number_of_draws(facts["chains"], facts["draws"]) if facts["chains"] else "no posterior"
     # Of sums there are no draws left whose scores could be tested.
     if facts["sums"]:
-        shape, scores = size_text(facts["sums"]), {"check": None, "message": None, "stein": None}
+        shape, scores = counts_text(facts["sums"]), {"check": None, "message": None, "stein": None}
     lines = {
         "file": f"{facts['path']}, a {facts['kind']}, {significant(facts['bytes'] / 1e6, 3)} MB",
         "draws": shape,

@@ -38,7 +38,7 @@ from mcmcpost.core.errors import (
     Status,
 )
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
-from mcmcpost.core.runtime import duration, json_able, significant
+from mcmcpost.core.runtime import duration, first_rows, json_able, number_of_quantities, significant
 
 if TYPE_CHECKING:
     import pandas
@@ -121,6 +121,11 @@ class Estimate(NamedTuple):
     def _along(self) -> str:
         """What the residuals of a chain are over: its draws, or runs of them."""
         return "run" if "num_runs" in self.info else "draw"
+
+    def __repr__(self) -> str:
+        """Return a row for each of the first quantities: a tuple shows every residual."""
+        rows = zip(self.names, self.mean, self.mcse, self.gain, self.status, strict=True)
+        return f"Estimate of {number_of_quantities(len(self.names))}\n{first_rows(rows)}"
 
     def __add__(self, other: object) -> "Estimate":
         """Refuse to add: tuples would be joined end to end, without a word."""

@@ -45,6 +45,7 @@ from mcmcpost.core.arguments import MOMENTS
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status
 from mcmcpost.core.mcse import mcse_mean, participants
 from mcmcpost.core.precision import beyond_rounding
+from mcmcpost.core.runtime import counts_text
 from mcmcpost.scores import effective_size
 
 if TYPE_CHECKING:
@@ -105,6 +106,20 @@ class TraceMoments(NamedTuple):
     def num_draws(self) -> int:
         """Draws of all chains together."""
         return sum(group.layout.chains * group.layout.draws for group in self.groups)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many draws were summed, and of what."""
+        return {
+            "chains": self.num_chains,
+            "draws": self.num_draws,
+            "quantities": len(self.features.names),
+            "controls": self.features.size - 1,
+        }
+
+    def __repr__(self) -> str:
+        """Return the counts: the arrays of a tuple fill screens."""
+        return f"TraceMoments of {counts_text(self.counts)}"
 
     def __add__(self, other: object) -> "TraceMoments":
         """Return the sums over the draws of both, of the controls that both have.

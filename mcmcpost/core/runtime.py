@@ -6,13 +6,14 @@ half-written one. Which versions a result was made with. How numbers and counts 
 """
 
 import difflib
+import itertools
 import math
 import os
 import platform
 import shutil
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
@@ -130,6 +131,15 @@ def number_of_quantities(count: int) -> str:
     return "1 quantity" if count == 1 else f"{count} quantities"
 
 
+def counts_text(counts: Mapping[str, int]) -> str:
+    """Return counts by what they are of, as "1 chain, 5,900 draws, 3 quantities"."""
+    singular = {"quantities": "quantity"}
+    return ", ".join(
+        f"{count:,} {name if count != 1 else singular.get(name, name.removesuffix('s'))}"
+        for name, count in counts.items()
+    )
+
+
 def number_of_draws(chains: int, draws: int) -> str:
     """Return "1 chain of 500 draws", "4 chains of 1 draw"."""
     return f"{chains} chain{'s' * (chains != 1)} of {draws} draw{'s' * (draws != 1)}"
@@ -175,6 +185,28 @@ def digits_of(value: float, error: float) -> str:
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{min(15, max(0, math.floor(math.log10(abs(value))) - place))}e}"
     return f"{value:.{min(12, max(0, -place))}f}"
+
+
+SHOWN = 12
+"""Rows of a table in a `repr`."""
+
+
+def first_rows(rows: Iterable[tuple[str, float, float, float, object]]) -> str:
+    """Return the first rows of (name, mean, mcse, gain, status) as an aligned table, and "…" where
+    there are more."""
+    first = list(itertools.islice(rows, SHOWN + 1))
+    cells = [("", "mean", "mcse", "gain", "status")]
+    cells += [
+        (name, digits_of(mean, mcse), significant(mcse, 2), significant(gain, 3), str(status))
+        for name, mean, mcse, gain, status in first[:SHOWN]
+    ]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    # Numbers end below each other, as in pandas.
+    lines = [
+        "  ".join([name.ljust(widths[0]), *map(str.rjust, numbers, widths[1:-1]), status])
+        for name, *numbers, status in cells
+    ]
+    return "\n".join(lines + ["…"] * (len(first) > SHOWN))
 
 
 def json_able(value: Any) -> Any:

@@ -106,6 +106,18 @@ def test_blocks_of_rows_and_columns_change_nothing(monkeypatch):
     np.testing.assert_allclose(check_in_blocks.z_mean, check.z_mean, rtol=1e-9)
 
 
+def test_an_estimate_is_printed_as_a_short_table(trace):
+    values = np.repeat(trace.draws[..., :1], 14, axis=-1) ** np.arange(1, 15)
+    plain = estimate(trace, values, PlainMean())
+    lines = repr(plain).splitlines()
+    assert lines[0] == "Estimate of 14 quantities"
+    assert lines[1].split() == ["mean", "mcse", "gain", "status"]
+    assert lines[2].split()[::3] == [plain.names[0], "1.00"]
+    assert (len(lines), lines[-1]) == (15, "…")
+    assert len({len(line.rpartition("  ")[0]) for line in lines[1:-1]}) == 1
+    assert repr(plain.select(np.arange(1, 13))).splitlines()[-1] != "…"
+
+
 @pytest.mark.parametrize("name", ["zv2", "cf_given", pytest.param("auto", marks=pytest.mark.slow)])
 def test_the_units_of_draws_and_integrands_do_not_matter(trace, solved, name):
     scale = np.array([1e-4, 1e5])

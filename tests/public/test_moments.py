@@ -67,6 +67,11 @@ def test_sums_do_not_depend_on_the_chunks(rng):
         np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-9)
 
 
+def test_sums_are_printed_as_their_counts():
+    one = mp.moments(make_tree(0, chains=1, draws=1_500), ["a"], "zv1")
+    assert repr(one) == "TraceMoments of 1 chain, 1,500 draws, 1 quantity, 3 controls"
+
+
 def arrays_of(sums: Sums) -> list[np.ndarray]:
     # Not the passages of draws, of which those over a cut are left out.
     return [*(part for own in sums.moments for part in own), *sums.chains[3:], *sums[3:6]]
