@@ -87,10 +87,10 @@ def moments(
         draw each.
     method : ``"auto"``, ``"structured"``, ``"zv2"``, … or such an object: whose linear families are
         summed.
-    like : the sums of another trace of the same posterior: quantities, controls and units are taken
-        from it. Without it two traces have their own, and only the controls that both can express
-        can be added, which are all but a few products of coordinates, and those of functions of one
-        coordinate.
+    like : the sums of another trace of the same posterior: controls and units are taken from it,
+        and without `integrands` the quantities, which then have to be variables. Without `like` two
+        traces have their own, and only the controls that both can express can be added, which are
+        all but a few products of coordinates, and those of functions of one coordinate.
     start : leave out so many draws of each chain, since other sums have them: of a sampler that
         went on.
 
@@ -114,6 +114,8 @@ def moments(
     chains, whole = draws.shape[:2]
     check_count("moments", "start", start, "It is a number of draws.", least=0, most=whole - 1)
     options = Options(allow_bad_scores=allow_bad_scores)
+    if like is not None and integrands is None:
+        integrands = _variables_like(tree, like.features.names)
     # Smaller arrays in chunks are read whole: tasks would cost more than sums.
     if is_chunked(draws) and is_chunked(scores):
         chunked = InChunks.of(tree, integrands, method, options, start)
@@ -135,6 +137,21 @@ def moments(
         features, layout, fingerprints, trace.draws, trace.scores, question.sample.values
     )
     return _with_facts(features, sums, question, layout)
+
+
+def _variables_like(tree: "xarray.DataTree", names: Sequence[str]) -> list[str]:
+    """Return the variables of a tree of which these are the names or those of elements."""
+    known = posterior_variables(tree).usable
+    variables = {name: name if name in known else name.partition("[")[0] for name in names}
+    # Sums do not have the functions that made them.
+    if lacking := [name for name, variable in variables.items() if variable not in known]:
+        cure = (
+            "Pass the integrands again: moments(tree, integrands, like=like), on the command line "
+            "--expect."
+        )
+        expected = "the quantities of `like` among the variables"
+        raise InputError("moments", expected, f"none named {', '.join(lacking)}", cure)
+    return list(dict.fromkeys(variables.values()))
 
 
 def _with_facts(features: Features, sums: Sums, question: Question, layout: Layout) -> TraceMoments:
@@ -252,7 +269,7 @@ def _features(
     in their units."""
     sample, trace = question.sample, question.sample.trace
     if like is not None:
-        check_same_features(like.features, sample.names, trace.names)
+        check_same_features(like.features, sample.names, trace.names, ("`like`", "the trace"))
         return like.features
     return in_float64(_of_trace)(sample, method, layout)
 

@@ -220,7 +220,15 @@ def sum_traces(
             )
         variables = posterior_variables(tree)
         say_left_out(variables)
-        integrands = where_they_are(tree, variables, asked)
+        integrands: Any = where_they_are(tree, variables, asked)
+        if before is not None and total is not None and asked == Asked({}):
+            # What is summed is that of the file; `moments` names what no variable gives.
+            names = total.features.names
+            integrands = (
+                {name: integrands[name] for name in names if name in integrands} or None
+                if isinstance(integrands, dict)
+                else None
+            )
         with phase(f"sums over {source[0]}"):
             added = mcmcpost.moments(
                 tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores

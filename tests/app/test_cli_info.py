@@ -208,6 +208,13 @@ def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     assert [row["name"] for row in reduced["quantities"]] == ["b"]
     assert abs(reduced["quantities"][0]["mean_cv"]) < 1e-12
     assert refused(run("reduce", grown, "--ci", "0.9"), "means of what was summed")
+    for asked, code in ((["--var-names", "b"], 0), (["--expect", "s=a**2"], 2)):
+        made, added = (tmp_path / f"{kind}{code}.nc" for kind in ("made", "added"))
+        assert run("moments", one, *asked, "-o", made).code == 0
+        done = run("moments", two, "--append", made, "-o", added)
+        assert done.code == code, done.err
+        if code:
+            assert refused(done, "none named s.", "--expect")
     # Each is told in the words of its command, and never as of a trace or of Python arguments.
     of_sums, model = "a file of sums, which has no draws", tmp_path / "model.py"
     model.write_text("def model():\n    pass\n")

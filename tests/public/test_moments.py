@@ -72,6 +72,20 @@ def test_sums_are_printed_as_their_counts():
     assert repr(one) == "TraceMoments of 1 chain, 1,500 draws, 1 quantity, 3 controls"
 
 
+def test_what_is_summed_is_taken_from_other_sums():
+    tree = make_tree(1)
+    sums = mp.moments(make_tree(0), ["u", "b"], "zv1")
+    assert mp.moments(tree, like=sums).features.names == ("u[0]", "u[1]", "u[2]", "b")
+    square = {"square": lambda draw: draw["a"] ** 2, "a": lambda draw: draw["a"]}
+    functions = mp.moments(make_tree(0), square, "zv1")
+    with pytest.raises(mp.InputError, match=r"none named square\. Pass the integrands again"):
+        mp.moments(tree, like=functions)
+    with pytest.raises(
+        mp.InputError, match=r"u\[2\], b only in `like` and square, a only in the trace"
+    ):
+        mp.moments(tree, square, like=sums)
+
+
 def arrays_of(sums: Sums) -> list[np.ndarray]:
     # Not the passages of draws, of which those over a cut are left out.
     return [*(part for own in sums.moments for part in own), *sums.chains[3:], *sums[3:6]]
@@ -361,7 +375,7 @@ def test_a_summary_and_names_of_some_quantities():
     [
         (lambda sums: sums + sums, "every draw once"),
         (lambda sums: sums + mp.moments(make_tree(1)), "same quantities"),
-        (lambda sums: mp.moments(make_tree(1), like=sums), "same quantities"),
+        (lambda sums: mp.moments(make_tree(1), like=sums), "none named x, square, large"),
         (lambda _: mp.moments(make_tree(1), method="cf"), "linear method"),
         (lambda _: mp.moments(make_tree(1), start=200), "at most 199"),
         (lambda _: mp.moments(make_tree(1, chains=2, draws=7)), "8 chains, or draws"),

@@ -242,16 +242,29 @@ class Transform(Protocol):
 
 
 def check_same_features(
-    features: Features, names: Sequence[str], coordinates: Sequence[str]
+    features: Features,
+    names: Sequence[str],
+    coordinates: Sequence[str],
+    sides: tuple[str, str] = ("the first sums", "the second"),
 ) -> None:
-    """Refuse other quantities, or other coordinates that move, than those that are summed."""
+    """Refuse other quantities, or other coordinates that move, than those that are summed.
+
+    sides : what the error calls what has the features, and what has the names.
+    """
     for what, ours, theirs in (
         ("quantities", features.names, names),
         ("parameters", features.coordinates, coordinates),
     ):
         if ours != theirs:
-            others = sorted({*ours} ^ {*theirs}) or "another order"
-            raise InputError("moments", f"the same {what}", others, "Sum the same of every trace.")
+            alone = [
+                f"{', '.join(lone[:8]) + ', …' * (len(lone) > 8)} only in {side}"
+                for side, known, other in zip(sides, (ours, theirs), (theirs, ours), strict=True)
+                if (lone := [name for name in known if name not in other])
+            ]
+            got, cure = " and ".join(alone) or "another order", "Sum the same of every trace"
+            if what == "quantities":
+                cure += ": pass the integrands again, on the command line --expect"
+            raise InputError("moments", f"the same {what}", got, f"{cure}.")
 
 
 MOST_RUNS = 2_048
