@@ -20,6 +20,7 @@ quantity is then ``undefined``.
 """
 
 import ast
+import keyword
 import operator
 import re
 import sys
@@ -301,7 +302,12 @@ def compile_expression(text: str) -> Expression:
         # expression can run code.
         tree = ast.parse(plain, mode="eval").body
     except SyntaxError as error:
-        _refuse(line, (error.offset or len(line) + 1) - 1, f"is not an expression ({error.msg})")
+        # Stan and PyMC have variables called lambda.
+        words = [word for word in re.findall(r"\w+", plain) if keyword.iskeyword(word)]
+        names = [word for word in words if word not in ("and", "or", "not")]
+        cure = f"; a variable named {names[0]} is put in backquotes, `{names[0]}`" if names else ""
+        why = f"is not an expression ({error.msg}{cure})"
+        _refuse(line, (error.offset or len(line) + 1) - 1, why)
     # Thousands of brackets, or a null byte.
     except (RecursionError, MemoryError, ValueError):
         _refuse(line, 0, "is not an expression")

@@ -248,13 +248,18 @@ def _function(module: ModuleType, file: Path, name: str) -> Callable[..., Any]:
         got = (
             f"`{name}` of type {type(value).__name__}" if hasattr(module, name) else f"no `{name}`"
         )
-        raise InputError(
-            f"Model file {file}",
-            f"a function `{name}`",
-            got,
+        cure = (
             "A model file defines model(...), data() for its arguments, and optionally "
-            "quantities(draw) and init().",
+            "quantities(draw) and init()."
         )
+        # A model file is a NumPyro program; PyMC's model is an object that Python code has.
+        if type(value).__module__.partition(".")[0] == "pymc":
+            got = f"a {type(value).__name__} of PyMC"
+            cure = (
+                "Attach its scores in Python, tree = mp.attach_scores(tree, model), save the tree, "
+                "and leave --model out."
+            )
+        raise InputError(f"Model file {file}", f"a function `{name}`", got, cure)
     return value
 
 

@@ -187,6 +187,7 @@ def test_a_missing_name_or_expression_is_refused(text):
         ("mu; tau", "not an expression", 3),
         ("import os", "not an expression", 1),
         ("1\x00", "not an expression", None),
+        ("mu + lambda>4", "named lambda is put in backquotes, `lambda`", None),
         ("`mu", "unclosed backquote", 1),
         ("1 + ``", "empty name", 5),
         ("δ + `prey[1912.2]` + oops(1)", "not one of the functions", 22),

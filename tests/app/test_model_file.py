@@ -88,6 +88,10 @@ def test_neighbouring_files_can_be_imported_while_it_loads(write):
         ),
         ("def model(:\n", r"gaussian.py, line 1: expected valid Python, got"),
         ("def model(): ...\ndef data(): ...\nquantities = {}", r"expected a function `quantities`"),
+        (
+            "class Model:\n    __module__ = 'pymc.model.core'\nmodel = Model()",
+            r"got a Model of PyMC\. .*mp\.attach_scores\(tree, model\)",
+        ),
     ],
 )
 def test_a_broken_file_is_named(write, text, match):
