@@ -58,7 +58,7 @@ from mcmcpost.core.arguments import (
     check_flags,
     check_kind,
     check_probabilities,
-    check_tree_type,
+    check_trace_type,
     check_writable,
 )
 from mcmcpost.core.arrays import columns_of
@@ -523,7 +523,7 @@ def html_report(
     # Before the reduction, which may take minutes.
     place = None if path is None else check_destination(path, overwrite)
     if tree is not None:
-        check_tree_type(where, tree)
+        check_trace_type(where, tree)
     subject = (
         None
         if tree is None or is_evidence_alone(tree)

@@ -233,8 +233,17 @@ def _chains_draws(tree: "xarray.DataTree") -> tuple[int, int]:
 def _variable(tree: "xarray.DataTree", name: str) -> "xarray.DataArray":
     variables = _posterior(tree).data_vars
     if name not in variables:
-        cure = f"{did_you_mean(name, variables)}It has {', '.join(map(str, variables))}."
-        raise InputError("integrands", "a variable of the posterior group", name, cure)
+        got, cure = name, f"{did_you_mean(name, variables)}It has {', '.join(map(str, variables))}."
+        # Quantities of a model file, which the command line estimates by their names.
+        groups = {group: node.data_vars.get(name) for group, node in tree.children.items()}
+        other = next(
+            (k for k, v in groups.items() if v is not None and {"chain", "draw"} <= set(v.dims)),
+            None,
+        )
+        if other is not None:
+            got = f"{name}, which is in the group {other}"
+            cure = f'Pass its values: {{"{name}": tree["{other}"]["{name}"]}}.'
+        raise InputError("integrands", "a variable of the posterior group", got, cure)
     return oriented("integrands", variables[name])
 
 

@@ -390,6 +390,14 @@ def test_an_evidence_needs_no_trace(rng):
         mp.html_report(None)
 
 
+@pytest.mark.parametrize("kept", [lambda sums: sums, mp.TraceMoments.to_datatree])
+def test_sums_have_no_draws_to_report(rng, kept):
+    x = rng.normal(size=(4, 50, 1))
+    sums = mp.moments(mp.from_arrays(x, -x), method="plain")
+    with pytest.raises(mp.InputError, match="html_report: expected a trace, got sums of one"):
+        mp.html_report(kept(sums))
+
+
 @pytest.mark.slow
 def test_more_rows_than_a_figure_has(rng):
     x = rng.normal(size=(2, 50, 70))

@@ -46,6 +46,21 @@ def test_chosen_variables_in_the_order_asked(tree, chosen):
     assert integrand_values(tree, "mu").names == ("mu",)
 
 
+def test_a_quantity_of_another_group_is_passed_by_its_values(tree):
+    ratio = tree["posterior"]["theta"].rename("R0")
+    tree["generated_quantities"] = xarray.DataTree(ratio.to_dataset())
+    tree["observed_data"] = xarray.DataTree(xarray.Dataset({"y": ("i", [1.0])}))
+    with pytest.raises(mp.InputError) as caught:
+        integrand_values(tree, ["R0"])
+    said, cure = str(caught.value).split(" Pass its values: ")
+    assert said.endswith("got R0, which is in the group generated_quantities.")
+    found = integrand_values(tree, eval(cure.removesuffix("."), {"tree": tree}))
+    assert found.names == ("R0[0]", "R0[1]")
+    np.testing.assert_array_equal(found.values, ratio)
+    with pytest.raises(mp.InputError, match=r"got y\. .*It has mu"):
+        integrand_values(tree, ["y"])
+
+
 def test_arrays(tree, rng):
     values = rng.normal(size=(2, 5, 2))
     names, got, *_ = integrand_values(tree, values)
