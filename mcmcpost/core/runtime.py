@@ -67,11 +67,24 @@ def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
         _UNFINISHED.discard(temporary)
 
 
-def rename_finished(temporary: Path, place: Path) -> None:
+def rename_finished(temporary: Path, place: Path, overwrite: bool = False) -> None:
     """Give what was written under `temporary` its final name; while the process is ending it waits
-    for that."""
+    for that.
+
+    overwrite : replace a file or folder that has this name.
+    """
     with _RENAMING:
-        temporary.rename(place)
+        if not (overwrite and place.is_dir()):
+            temporary.rename(place)
+            return
+        # No system renames onto a folder with files in it.
+        with written_beside(place) as old:
+            place.rename(old)
+            try:
+                temporary.rename(place)
+            except OSError:
+                old.rename(place)
+                raise
 
 
 def remove_unfinished() -> None:

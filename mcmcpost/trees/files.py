@@ -466,7 +466,9 @@ def _check_written(place: Path, tree: "xarray.DataTree") -> None:
             raise InputError("load_tree", expected, got, cure)
 
 
-def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
+def save_tree(
+    tree: "xarray.DataTree", path: str | os.PathLike[str], *, overwrite: bool = False
+) -> Path:
     """Write `tree` to a netCDF file, or to a Zarr folder where `path` ends in ``.zarr``.
 
     The tree is written under a temporary name beside `path` and renamed, so a crash leaves no
@@ -477,6 +479,8 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     ----------
     tree : the tree; it is not changed.
     path : a name ending in ``.nc`` or ``.zarr`` that does not exist.
+    overwrite : replace a netCDF file, or a Zarr folder, that is there. Until the new one is whole
+        the old one stays.
 
     Returns
     -------
@@ -484,7 +488,8 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
 
     Raises
     ------
-    FileExistsError : `path` exists; nothing is overwritten.
+    FileExistsError : `path` exists and may not be overwritten, or is something else than a netCDF
+        file or a Zarr folder.
     ValueError : the suffix is neither ``.nc`` nor ``.zarr``; a variable has a name that a folder
         cannot have, and the suffix is ``.zarr``.
 
@@ -496,13 +501,14 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
         a MultiIndex become coordinates without a word.
     """
     check_tree_type("save_tree", tree)
+    check_flags("save_tree", overwrite=overwrite)
     place = as_path("save_tree", path)
     if place.suffix.lower() not in (".nc", ".zarr"):
         raise InputError("save_tree", "a path ending in .nc or .zarr", str(place), "Rename it.")
     # Refused before the work, and again before renaming, since another program may have written
     # meanwhile.
     if is_first_process():
-        _refuse_existing(place)
+        _refuse_existing(place, overwrite)
     if _is_zarr(place):
         _check_folder_names(tree)
     if not place.parent.is_dir():
@@ -512,7 +518,8 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
     if not is_first_process():
         return place
     written, altered = _storable(_with_order(tree), _is_zarr(place))
-    with written_beside(place) as temporary:
+    target = place.resolve() if overwrite else place  # a link stays one
+    with written_beside(target) as temporary:
         try:
             if _is_zarr(place):
                 # Under a temporary name: netCDF that was cut off cannot be read at all.
@@ -525,8 +532,8 @@ def save_tree(tree: "xarray.DataTree", path: str | os.PathLike[str]) -> Path:
                 "Leave out what is no number and no text.",
             )
             raise InputTypeError("save_tree", expected, str(error), cure) from error
-        _refuse_existing(place)
-        rename_finished(temporary, place)
+        _refuse_existing(place, overwrite)
+        rename_finished(temporary, target, overwrite)
     said = [
         f"{verb} {', '.join(places)}"
         for verb, places in zip(_VERBS, altered, strict=True)
@@ -752,13 +759,16 @@ def _is_zarr(place: Path) -> bool:
     return place.suffix.lower() == ".zarr"
 
 
-def _refuse_existing(place: Path) -> None:
-    if os.path.lexists(place):
+def _refuse_existing(place: Path, overwrite: bool) -> None:
+    if not os.path.lexists(place):
+        return
+    if not overwrite:
+        cure = "Nothing is overwritten: pick another name, or pass overwrite=True."
         raise FileExistsError(
-            fault(
-                "save_tree",
-                "a path that does not exist yet",
-                str(place),
-                "Nothing is overwritten: pick another name.",
-            )
+            fault("save_tree", "a path that does not exist yet", str(place), cure)
         )
+    # A folder that only has such a name may hold anything.
+    written = any((place / name).is_file() for name in _METADATA)
+    if place.exists() and not (written if _is_zarr(place) else place.is_file()):
+        expected = "a Zarr folder to overwrite" if _is_zarr(place) else "a file to overwrite"
+        raise FileExistsError(fault("save_tree", expected, str(place), "Pick another name."))

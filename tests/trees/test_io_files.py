@@ -87,6 +87,26 @@ def test_nothing_is_overwritten(tree, tmp_path, suffix):
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
+def test_what_is_there_is_overwritten_where_that_is_allowed(tree, tmp_path, suffix):
+    path = save_tree(tree, tmp_path / f"trace{suffix}")
+    other = tree.isel(draw=slice(2))
+    link = tmp_path / f"link{suffix}"
+    link.symlink_to(path)
+    assert load_tree(save_tree(other, link, overwrite=True)).identical(other)
+    assert link.is_symlink()
+    assert load_tree(path).identical(other)
+    assert sorted(tmp_path.iterdir()) == sorted([path, link])
+    # A folder of something else, with such a name.
+    (tmp_path / "new").mkdir()
+    work = tmp_path / "new" / f"trace{suffix}"
+    work.mkdir()
+    (work / "thesis.txt").touch()
+    with pytest.raises(FileExistsError, match=r"(file|folder) to overwrite, got .*new"):
+        save_tree(tree, work, overwrite=True)
+    assert (work / "thesis.txt").is_file()
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_failed_write_leaves_nothing(tree, tmp_path, suffix, monkeypatch):
     def half(_, path, **__):
         path.write_text("half")
