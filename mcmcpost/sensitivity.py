@@ -15,12 +15,13 @@ from mcmcpost.control import (
     Smooth,
     estimate_derived,
 )
-from mcmcpost.core.errors import WORST_FIRST, InputError, Status
-from mcmcpost.core.mcse import GOOD_KHAT, weights_khat
+from mcmcpost.control.problem import MIN_STATES
+from mcmcpost.core.errors import WORST_FIRST, InputError, Status, warn
+from mcmcpost.core.mcse import GOOD_KHAT, LEAST, weights_khat
 from mcmcpost.core.precision import in_float64
 from mcmcpost.core.runtime import json_able
 from mcmcpost.sample import Question, make_question
-from mcmcpost.trees import integrand_values
+from mcmcpost.trees import ConvergenceWarning, integrand_values
 
 if TYPE_CHECKING:
     import pandas
@@ -107,12 +108,17 @@ def reweight_prior(
     Returns
     -------
     PriorChange : with status ``heavy_tail`` where the ratios are too unequal for their error to be
-        known: sample again.
+        known: sample again. Fewer than four effective draws give no errors.
 
     Raises
     ------
     ScoreError, ValueError, TypeError : as in `expectation`; a log ratio that is NaN or +∞
         somewhere, or −∞ everywhere.
+
+    Warns
+    -----
+    ConvergenceWarning : fewer than four effective draws are left under the new prior.
+    ScoreWarning, UserWarning : as `expectation`.
 
     Source: Kallioinen, Paananen, Bürkner and Vehtari (2024, doi:10.1007/s11222-023-10366-5) for the
     ratios.
@@ -127,7 +133,9 @@ def reweight_prior(
             "Both priors must have a density at the draws; −∞ outside of the new support is fine."
         )
         raise InputError(where, "`log_ratio` that is finite, or −∞", f"up to {top}", cure)
+    # Those of the others are zero to rounding in every mean; 1e-200 would be no number to scale by.
     ratio = np.exp(logs - top)
+    ratio[ratio < LEAST] = 0.0
     # Weighted draws are refused here: their weights would have to enter the ratio.
     question = make_question(tree, integrands, method, Options(allow_bad_scores=allow_bad_scores))
     names, values = question.sample.names, question.sample.values
@@ -137,6 +145,10 @@ def reweight_prior(
     # About the reweighted mean, so that E[r(f − m)]/E[r] is small: the linear part of the quotient,
     # which the error is of, is then nearly all of it.
     centre = np.where(constant, first, np.einsum("cn,cnp->p", weight, values))
+    khat, ess = weights_khat(logs), float(1 / (weight**2).sum())
+    # As `expectation` with these weights: a variance of so few is no error, and no fit is left.
+    if ess < MIN_STATES <= logs.size:
+        return _few_draws(question, centre, float(np.log(ratio.mean())) + top, khat, ess)
     # (c, n, 1 + p): E[r] and each E[r(f − m)] are expectations under the old posterior, each with
     # controls.
     series = np.concatenate([ratio[..., None], ratio[..., None] * (values - centre)], axis=-1)
@@ -150,7 +162,6 @@ def reweight_prior(
         Smooth(names, np.stack([0 * columns, columns], axis=1), _ratio),
     )
     # Ratios of heavy tails have an infinite variance, of which no sample variance tells.
-    khat = weights_khat(logs)
     if khat > GOOD_KHAT and status not in (Status.BAD_SCORES, Status.UNDEFINED):
         status = Status.HEAVY_TAIL
     return PriorChange(
@@ -160,8 +171,32 @@ def reweight_prior(
         mean=centre + estimate.mean[1:],
         mcse=estimate.mcse[1:],
         pareto_khat=khat,
-        ess=float(1 / (weight**2).sum()),
+        ess=ess,
         status=status,
+    )
+
+
+def _few_draws(
+    question: Question, mean: Float[np.ndarray, " p"], log_evidence: float, khat: float, ess: float
+) -> PriorChange:
+    """Return plain means without errors, and warn that the new prior leaves hardly any draw."""
+    warn(
+        f"reweight_prior: {ess:.3g} effective draws decide under the new prior, and neither means "
+        f"nor errors are reliable; at least {MIN_STATES} are needed for an error. Sample under the "
+        "new prior.",
+        ConvergenceWarning,
+    )
+    values = question.sample.values
+    known = (values == values[0, 0]).all(axis=(0, 1)) & ~_possible_events(question)
+    return PriorChange(
+        log_evidence_change=log_evidence,
+        mcse_log_evidence=np.nan,
+        names=question.sample.names,
+        mean=mean,
+        mcse=np.where(known, 0.0, np.nan),
+        pareto_khat=khat,
+        ess=ess,
+        status=Status.HEAVY_TAIL if np.isfinite(mean).all() else Status.UNDEFINED,
     )
 
 
