@@ -143,7 +143,7 @@ def log_evidence(
     degree : of the polynomials of the pooled path; chosen by its honest error by default.
     num_nodes : Gauss–Legendre nodes of its quadrature; Kronrod's rule adds num_nodes + 1, and its
         error is the distance between the two. By default 12, and eight from a reference, doubled up
-        to 48 where they are too few.
+        to 48 where they are too few; at most 200.
     folds, standardize, fallback : of the rungs, as in `expectation`.
     allow_bad_scores : use control variates although the score gate fails.
     bridge : `bridge_evidence` of the last rung, ``tree.sel(temperature=1.0)``, or of another trace

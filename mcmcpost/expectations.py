@@ -498,6 +498,13 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
     ConvergenceWarning : a part contradicts the pooled estimate.
     """
     where = "pool_estimates"
+    given: Sequence[object] = estimates
+    for one in given:
+        if not (isinstance(one, Estimate) or hasattr(one, "children")) or isinstance(one, type):
+            cure = "Pass what expectation() returned"
+            cure += f", or load_tree({one!r})." if isinstance(one, str) else "."
+            expected = "estimates, each an Estimate or a tree that has one"
+            raise InputTypeError(where, expected, type(one).__name__, cure)
     parts = [one if isinstance(one, Estimate) else stored_estimate(one) for one in estimates]
     if len(parts) < 2:
         raise InputError(

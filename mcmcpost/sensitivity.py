@@ -1,6 +1,7 @@
 """Public functions of prior sensitivity: another prior by importance ratios, and derivatives by
 covariances."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from mcmcpost.control import (
     estimate_derived,
 )
 from mcmcpost.control.problem import MIN_STATES
-from mcmcpost.core.errors import WORST_FIRST, InputError, Status, warn
+from mcmcpost.core.errors import WORST_FIRST, InputError, InputTypeError, Status, warn
 from mcmcpost.core.mcse import GOOD_KHAT, LEAST, weights_khat
 from mcmcpost.core.precision import in_float64
 from mcmcpost.core.runtime import json_able
@@ -276,6 +277,14 @@ def _covariance(means: Float[Array, " r"]) -> Float[Array, ""]:
 def _one_value(
     where: str, tree: "xarray.DataTree", name: str, given: Any
 ) -> Float[np.ndarray, "c n"]:
+    # What integrands may be besides, which here would be read as an array of objects.
+    if isinstance(given, str | Mapping) or (
+        isinstance(given, list | tuple)
+        and any(isinstance(one, str) or callable(one) for one in given)
+    ):
+        expected, got = f"`{name}` to be one function of a draw or one array", type(given).__name__
+        cure = f'For example {name}=lambda draw: draw["x"].'
+        raise InputTypeError(where, expected, f"a {got}", cure)
     integrand = integrand_values(tree, {name: given})
     if integrand.values.shape[-1] != 1:
         got = f"{integrand.values.shape[-1]} values a draw"

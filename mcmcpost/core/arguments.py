@@ -259,21 +259,20 @@ def check_key(where: str, key: Any, *, optional: bool = False) -> None:
     """Refuse what is not one JAX key."""
     if optional and key is None:
         return
-    typed = (
-        isinstance(key, jax.Array)
-        and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
-        and key.ndim == 0
-    )
+    typed = isinstance(key, jax.Array) and jax.dtypes.issubdtype(key.dtype, jax.dtypes.prng_key)
     # Raw keys of JAX: two words for threefry, four for the other generators.
     raw = (
         isinstance(key, jax.Array | np.ndarray)
         and key.dtype == np.uint32
         and key.shape in ((2,), (4,))
     )
-    if not (typed or raw):
-        raise InputTypeError(
-            where, "`key` to be a JAX key", repr(key), "Pass key=jax.random.key(0)."
-        )
+    if (typed and key.ndim == 0) or raw:
+        return
+    # An array is printed on a line for each key.
+    got, cure = " ".join(repr(key).split()), "Pass key=jax.random.key(0)."
+    if typed:
+        got, cure = f"{key.size} keys", "Pass one of them: key=keys[0]."
+    raise InputTypeError(where, "`key` to be a JAX key", got, cure)
 
 
 def check_kind(

@@ -16,7 +16,7 @@ from mcmcpost.core.errors import InputError, Status
 from mcmcpost.evidence.barrier import PathDiagnostics, diagnose_path
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder
 from mcmcpost.evidence.mbar import mbar_estimate, stepping_stone
-from mcmcpost.evidence.path import PooledPath, path_influence, pooled_path
+from mcmcpost.evidence.path import MANY_NODES, PooledPath, path_influence, pooled_path
 from mcmcpost.evidence.record import Evidence
 from mcmcpost.evidence.rungs import (
     LadderCheck,
@@ -67,7 +67,13 @@ def check_options(
         optional=True,
     )
     check_count(
-        "log_evidence", "num_nodes", num_nodes, "Leave it out.", least=2, most=1_000, optional=True
+        "log_evidence",
+        "num_nodes",
+        num_nodes,
+        "Leave it out.",
+        least=2,
+        most=MANY_NODES,
+        optional=True,
     )
     check_flags(
         "log_evidence", fallback=options.fallback, allow_bad_scores=options.allow_bad_scores

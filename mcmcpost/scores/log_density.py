@@ -90,7 +90,10 @@ def check_scalar(
         return jnp.asarray(value)
 
     try:
-        in_either_precision(lambda: jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), float)))
+        # JAX warns of float64 where `in_either_precision` tries the other one.
+        in_either_precision(
+            lambda: jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), jnp.result_type(float)))
+        )
     except NOT_TRACEABLE as error:
         got = str(error).partition("\n")[0]
         raise InputTypeError(

@@ -1,10 +1,11 @@
 """The voice in which bad input is refused; classes are called with types that the tests' own
 checker lets through."""
 
+import jax
 import numpy as np
 import pytest
 
-from mcmcpost.core.arguments import check_count, check_kind
+from mcmcpost.core.arguments import check_count, check_key, check_kind
 from mcmcpost.core.precision import as_points
 from mcmcpost.stein import AbstractKernel, Matern32
 
@@ -28,6 +29,17 @@ def test_a_name_or_a_class_is_not_the_thing(value, got):
         TypeError, match=f"here: expected `kernel` to be a Kernel or None, got {got}"
     ):
         check_kind("here", "kernel", value, (AbstractKernel, type(None)), "Cure.")
+
+
+@pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey])
+def test_several_keys_are_refused_in_one_line(make):
+    keys = jax.random.split(make(0), 3)
+    with pytest.raises(TypeError, match="here: expected `key` to be a JAX key, got") as caught:
+        check_key("here", keys)
+    assert "\n" not in str(caught.value)
+    if make is jax.random.key:
+        assert str(caught.value).endswith("got 3 keys. Pass one of them: key=keys[0].")
+    check_key("here", keys[0])
 
 
 def test_points_are_floating_rows():

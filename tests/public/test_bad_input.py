@@ -937,7 +937,7 @@ ROWS = [
     # evidence
     (("x", 3, None, []), lambda g, v: mp.log_evidence(g.ladder, path=v), "path"),
     ((-1, "a", 1.5, True, 10**5), lambda g, v: mp.log_evidence(g.ladder, degree=v), "degree"),
-    ((*COUNT, 1, 10**9), lambda g, v: mp.log_evidence(g.ladder, num_nodes=v), "num_nodes"),
+    ((*COUNT, 1, 201, 10**9), lambda g, v: mp.log_evidence(g.ladder, num_nodes=v), "num_nodes"),
     (
         ([0.0, 0.5], [0.5, 1.0], [0.0, 1.0, 0.5], [0.0, 0.5, 0.5], [0.0, NAN, 1.0]),
         lambda g, v: ladder_with(g, temperatures=v),

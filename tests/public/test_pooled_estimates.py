@@ -140,6 +140,12 @@ def test_a_chain_that_is_in_two_estimates_is_refused(rng, tmp_path):
             mp.pool_estimates(one, other)
 
 
+@pytest.mark.parametrize(("other", "cure"), [("new.nc", r", or load_tree\('new.nc'\)"), (3, "")])
+def test_what_is_no_estimate_is_refused(other, cure):
+    with pytest.raises(mp.InputTypeError, match=rf"an Estimate or a tree .* returned{cure}\.$"):
+        mp.pool_estimates(stated(1.0, 0.1), other)
+
+
 def test_rare_events_that_look_alike_are_pooled(rng):
     """One draw of sixty in each chain, at the same place in two of them, and chains without any."""
     x = chains(rng, (4, 60, 2))
@@ -195,7 +201,7 @@ def test_what_cannot_be_pooled_is_told(rng):
     for message, given in cases.items():
         with pytest.raises(ValueError, match=message):
             mp.pool_estimates(*given)
-    with pytest.raises(TypeError, match="DataTree"):
+    with pytest.raises(TypeError, match="an Estimate or a tree that has one"):
         mp.pool_estimates(one, 3.0)
     x = rng.normal(size=(2, 20, 1))
     with pytest.raises(ValueError, match="group control_variates"):

@@ -283,6 +283,13 @@ def test_a_density_of_variables_that_are_no_numbers(rng):
         mp.attach_scores(tree, logdensity_fn=lambda x: -0.5 * x @ x)
 
 
+def test_an_error_of_the_density_comes_without_a_warning_of_jax(rng):
+    x = rng.normal(size=(2, 40, 1))
+    # Warnings are errors here, and would come first.
+    with pytest.raises(TypeError, match="string indexing"):
+        mp.attach_scores(mp.from_arrays(x, -x), logdensity_fn=lambda draw: draw["a"])
+
+
 def test_groups_of_other_draws_are_refused_before_the_work(rng):
     x = rng.normal(size=(2, 40, 1))
     tree = mp.from_arrays(x, -x, values=x)
