@@ -48,8 +48,9 @@ def from_numpyro(
     """Return the ArviZ tree of a NumPyro run with its unconstrained draws and scores, after the
     score gate.
 
-    With ``extra_fields=("z_grad",)`` in the run the scores cost nothing: HMC and NUTS keep the
-    gradient of the potential, and score = −z_grad. Without it, as after `SurrogateHMC`, they are
+    With ``extra_fields=("z_grad", "potential_energy")`` in the run the scores cost nothing: HMC and
+    NUTS keep the gradient of the potential, and score = −z_grad; they are tested against the
+    potential, the negative log density. Without the gradient, as after `SurrogateHMC`, they are
     recomputed from the model and the arguments of the run, and the attribute `score_evaluations` is
     the number of gradients that this takes. Coordinates are labelled ``site[i]`` in the order of
     the program. With ``NUTS(potential_fn=...)`` the draws are taken as unconstrained, in the order
