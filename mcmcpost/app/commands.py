@@ -136,10 +136,22 @@ def reduce_tree(
     with phase("quantiles"):
         dist = answers.distribution()
         if beyond.probabilities is not None:
-            others["quantiles"] = dist.quantile(beyond.probabilities)
+            estimate = dist.quantile(beyond.probabilities)
+            # Those of an indicator are zero or one, which its mean has said already.
+            numbers = ~_is_indicator(answers.question.sample.values)
+            rows = np.flatnonzero(np.repeat(numbers, len(estimate.names) // len(numbers)))
+            others |= {"quantiles": estimate.select(rows)} if len(rows) else {}
         if beyond.interval is not None:
             others["intervals"] = dist.interval(*beyond.interval)
     return Reduced(means, others)
+
+
+def _is_indicator(values: np.ndarray) -> np.ndarray:
+    """Return which quantities (c, n, p) are zero or one at every draw, and not always the same."""
+    ends = (values.min(axis=(0, 1)) == 0) & (values.max(axis=(0, 1)) == 1)
+    # Column by column: few have these ends, and a trace may be large.
+    columns = [ends[j] and np.isin(values[..., j], (0, 1)).all() for j in range(len(ends))]
+    return np.array(columns, dtype=bool)
 
 
 def _say_influential(elpd: Estimate) -> None:

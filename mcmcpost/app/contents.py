@@ -104,6 +104,14 @@ def listed_rows(estimate: Estimate) -> list[dict[str, str]]:
     return [rows[j] for j in estimate.listed]
 
 
+def recorded_text(name: str, value: object) -> str:
+    """Return an attribute that a sampler has recorded as text, a time with its unit."""
+    # Texts of other programs are kept as they are.
+    if name == "sampling_time" and isinstance(value, int | float | np.number):
+        return f"{significant(float(value), 3)} s"
+    return str(value)
+
+
 class Group(NamedTuple):
     """Rows of a table that are shown together; folded under `label` where that is not empty, with
     `note` beside it."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 import mcmcpost
+from mcmcpost.app.contents import recorded_text
 from mcmcpost.app.edge import refuse_model_file
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.runtime import counts_text, digits_of, number_of_draws, one_line, significant
@@ -186,7 +187,11 @@ def description(facts: dict[str, Any]) -> str:
         "draws": shape,
         "temperatures": _temperatures(facts["temperatures"]),
         "sampler": facts["sampler"],
-        **{name.replace("_", " "): facts[name] for name in RECORDED},
+        **{
+            name.replace("_", " "): recorded_text(name, facts[name])
+            for name in RECORDED
+            if facts[name] is not None
+        },
         "divergences": facts["divergences"]
         if facts["sums"] or facts["divergences"] is not None
         else "not recorded",

@@ -38,6 +38,7 @@ from mcmcpost.app.contents import (
     known_lines,
     listed_rows,
     listing,
+    recorded_text,
     request,
     rung_rows,
     shortfalls,
@@ -675,7 +676,9 @@ def _provenance(tree: "xarray.DataTree | None", command: str | None) -> dict[str
     for attrs in () if tree is None else _attributes(tree):
         # The tree's own attributes come last and win: samplers write the same names on their
         # groups.
-        recorded |= {name: str(attrs[name]) for name in ("seed", *RECORDED) if name in attrs}
+        recorded |= {
+            name: recorded_text(name, attrs[name]) for name in ("seed", *RECORDED) if name in attrs
+        }
     installed = ", ".join(f"{name} {text}" for name, text in versions().items() if text is not None)
     return {
         "Command": command or "mcmcpost.html_report, from Python",

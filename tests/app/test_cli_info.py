@@ -33,7 +33,7 @@ def test_a_trace(run, tmp_path, rng, name):
     tree["sample_stats"] = stats.assign(
         diverging=(dims, diverging), lp=(dims, -0.5 * (draws**2).sum(-1))
     )
-    tree.attrs |= {"seed": 7, "model_file": "model.py"}
+    tree.attrs |= {"seed": 7, "model_file": "model.py", "sampling_time": 342.28996113100584}
     path = mp.save_tree(tree, tmp_path / name)
     found = facts(run, path)
     assert (found["kind"], found["chains"], found["draws"], found["temperatures"]) == (
@@ -56,6 +56,7 @@ def test_a_trace(run, tmp_path, rng, name):
     lines = run("info", path).out.splitlines()
     assert "scores         of 2 parameters: pass" in lines
     assert "divergences    7" in lines
+    assert "sampling time  342 s" in lines
     assert any(
         line.split() == ["posterior.a", "chain", "4,", "draw", "200", "float64"] for line in lines
     )
