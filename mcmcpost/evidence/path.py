@@ -126,7 +126,7 @@ MOST_NODES = 48
 """Nodes from which on they are not doubled."""
 
 MANY_NODES = 200
-"""Nodes that may be asked for: 1,000 of them took a minute, and none of the targets wants 48."""
+"""Nodes that may be asked for, four times those of the automatic rule: 1,000 take a minute."""
 
 PART_OF_ERROR = 1 / 3
 """Part of the Monte Carlo error up to which a discretisation error is small: it adds a twentieth to
