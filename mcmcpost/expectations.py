@@ -6,7 +6,9 @@ log predictive densities of the observations.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,13 +20,13 @@ from mcmcpost.control import (
     Auto,
     Distribution,
     Estimate,
+    Fits,
     Options,
     Smooth,
     TraceMoments,
     by_margins,
     contradicting,
     estimate_derived,
-    estimate_expectations,
     estimate_spread,
     level_texts,
     pool,
@@ -268,7 +270,8 @@ def _spread(
     return estimate
 
 
-class Answers(NamedTuple):
+@dataclass(frozen=True)
+class Answers:
     """What a trace says to a question: from its draws in memory, or from sums over those in chunks.
 
     chunks : None where draws are in memory.
@@ -302,9 +305,17 @@ class Answers(NamedTuple):
         chains, draws, _ = self.question.every.draws.shape
         return chains, draws
 
+    @cached_property
+    def fits(self) -> Fits:
+        """Those of the integrands, from draws in memory: spreads have the means among theirs."""
+        question = self.question
+        return in_float64(Fits.of)(question.sample, question.method, question.options)
+
     def expectation(self) -> Estimate:
         """Return the expectations of the integrands."""
-        return answer(self.question) if self.chunks is None else self.chunks.expectation()
+        if self.chunks is not None:
+            return self.chunks.expectation()
+        return answer(self.question, self.fits)
 
     def spread(self, kind: str) -> Estimate:
         """Return their variances, standard deviations, … ; `kind` is a name of `KINDS`."""
@@ -314,7 +325,7 @@ class Answers(NamedTuple):
         if self.chunks is not None:
             return self.chunks.spreads(KINDS[kind])
         return in_float64(estimate_spread)(
-            KINDS[kind], question.sample, question.method, question.options
+            KINDS[kind], question.sample, question.method, question.options, self.fits
         )
 
     def distribution(self) -> Distribution:
@@ -541,13 +552,13 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
     return pooled
 
 
-def answer(question: Question) -> Estimate:
-    """Return the expectations of the integrands of a question."""
-    estimate = in_float64(estimate_expectations)(question.sample, question.method, question.options)
+def answer(question: Question, fits: Fits | None = None) -> Estimate:
+    """Return the expectations of the integrands of a question, whose `fits` may be known."""
+    sample, method, options = question.sample, question.method, question.options
+    known = in_float64(Fits.of)(sample, method, options) if fits is None else fits
+    estimate = in_float64(known.expectations)(sample, options)
     if question.margins:
-        estimate = in_float64(by_margins)(
-            estimate, question.sample, question.margins, question.method, question.options
-        )
+        estimate = in_float64(by_margins)(estimate, sample, question.margins, method, options)
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
     return estimate if question.seconds is None else with_worth(estimate, question.seconds)
 

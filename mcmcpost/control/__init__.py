@@ -6,6 +6,7 @@ from mcmcpost.control.distribution import Distribution, by_margins
 from mcmcpost.control.estimate import (
     Curve,
     Estimate,
+    Fits,
     contradicting,
     estimate_expectations,
     pool,
@@ -57,6 +58,7 @@ __all__ = [
     "Distribution",
     "Estimate",
     "Features",
+    "Fits",
     "FoldFit",
     "GridREML",
     "Lasso",

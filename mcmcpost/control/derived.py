@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
-from mcmcpost.control.estimate import Estimate, assemble, covariance_of, rescaled
+from mcmcpost.control.estimate import Estimate, Fits, assemble, covariance_of, rescaled
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
     FoldFit,
     PlainMean,
     columnwise,
+    concatenate_fits,
     mean_of_residuals,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, sd_over_draws
@@ -126,9 +127,15 @@ def _program_of(
 
 
 def estimate_derived(
-    sample: Sample, parts: Sequence[Smooth], method: AbstractControlVariate, options: Options
+    sample: Sample,
+    parts: Sequence[Smooth],
+    method: AbstractControlVariate,
+    options: Options,
+    fits: Fits | None = None,
 ) -> Estimate:
     """Estimate smooth functions of the expectations of p integrands.
+
+    fits : by the method, of the first integrands in units of their own, where they are known.
 
     The integrands are fitted once. A function g of their expectations μ is then the expectation of
     its linearisation about their estimates, h = g(μ̂) + ∇g(μ̂)ᵀ(f − μ̂), whose control variate is
@@ -144,7 +151,7 @@ def estimate_derived(
     options.check(sample.trace)
     check_size("functions of expectations", "integrands", sample.values)
     weights, source = sample.trace.weights, sample.problem(options)
-    terms = None if source is None else method.crossfit(source)
+    terms = None if source is None else _crossfit(source, sample, method, fits)
     # The means of the fits, believed or not, as h has the controls of all of them. A point between
     # the plain mean of one input and the controlled one of another is near neither estimate.
     fitted = options._replace(fallback=False, bad_scores=True)
@@ -224,6 +231,22 @@ def estimate_derived(
         mcse_plain=mcse_plain,
         covariance=covariance_of(estimate.residuals, mcse, weights),
     )
+
+
+def _crossfit(
+    problem: Problem, sample: Sample, method: AbstractControlVariate, fits: Fits | None
+) -> FoldFit:
+    """Return the fits of the integrands of a problem, those that are known without fitting them
+    again."""
+    if fits is None or fits.terms is None:
+        return method.crossfit(problem)
+    columns = sample.columns
+    known = columns < len(fits.place)
+    places = np.searchsorted(fits.distinct.columns, fits.place[columns[known]])
+    before = columnwise(lambda field: field[..., places], fits.terms)
+    if known.all():
+        return before
+    return concatenate_fits([before, method.crossfit(problem.select(np.flatnonzero(~known)))])
 
 
 def skew_inflation(
@@ -365,9 +388,14 @@ KINDS = {
 
 
 def estimate_spread(
-    kind: Kind, sample: Sample, method: AbstractControlVariate, options: Options
+    kind: Kind,
+    sample: Sample,
+    method: AbstractControlVariate,
+    options: Options,
+    fits: Fits | None = None,
 ) -> Estimate:
-    """Estimate variances, standard deviations, covariances or correlations of integrands.
+    """Estimate variances, standard deviations, covariances or correlations of integrands, whose
+    `fits` may be known.
 
     They are functions of the means of the integrands, centred and of unit standard deviation, and
     of their products.
@@ -389,7 +417,7 @@ def estimate_spread(
         np.concatenate([events, ~(fixed[pairs.one] | fixed[pairs.two])]),
         sample.states,
     )
-    estimate = estimate_derived(products, [pairs.smooth], method, options)
+    estimate = estimate_derived(products, [pairs.smooth], method, options, fits)
     with np.errstate(over="ignore", under="ignore"):
         return rescaled(estimate, pairs.unit(kind, sample.units * sd))
 

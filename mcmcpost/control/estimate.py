@@ -363,6 +363,33 @@ def _attrs(estimate: "Estimate") -> dict[str, str | int | float]:
     }
 
 
+class Fits(NamedTuple):
+    """The fits of the integrands of a sample.
+
+    distinct, place : those that differ, and the place there of each. problem, terms : None where
+        nothing can be fitted.
+    """
+
+    distinct: Sample
+    place: Int[np.ndarray, " p"]
+    problem: Problem | None
+    terms: FoldFit | None
+
+    @classmethod
+    def of(cls, sample: Sample, method: AbstractControlVariate, options: Options) -> "Fits":
+        """Return the fits by a method."""
+        options.check(sample.trace)
+        # The same values are fitted once: a correlation matrix would be fitted twice.
+        distinct, place = sample.without_repeats()
+        problem = distinct.problem(options)
+        return cls(distinct, place, problem, None if problem is None else method.crossfit(problem))
+
+    def expectations(self, sample: Sample, options: Options) -> Estimate:
+        """Return the expectations of the integrands of the sample."""
+        estimate = assemble(self.distinct, options, self.problem, self.terms)
+        return estimate if self.distinct is sample else spread(estimate, sample.names, self.place)
+
+
 def estimate_expectations(
     sample: Sample, method: AbstractControlVariate, options: Options
 ) -> Estimate:
@@ -371,17 +398,7 @@ def estimate_expectations(
 
     An integrand with a NaN or infinity is returned as NaN, ``undefined``.
     """
-    options.check(sample.trace)
-    # The same values are fitted once: a correlation matrix would be fitted twice.
-    distinct, place = sample.without_repeats()
-    estimate = estimate_distinct(distinct, method, options)
-    return estimate if distinct is sample else spread(estimate, sample.names, place)
-
-
-def estimate_distinct(sample: Sample, method: AbstractControlVariate, options: Options) -> Estimate:
-    """Return the expectations of integrands of which each is fitted, though two be the same."""
-    problem = sample.problem(options)
-    return assemble(sample, options, problem, None if problem is None else method.crossfit(problem))
+    return Fits.of(sample, method, options).expectations(sample, options)
 
 
 def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
