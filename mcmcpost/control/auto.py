@@ -92,6 +92,12 @@ PROMISING = 1.3
 """A kernel must lower the error variance on the trial's states by this factor, or it is not fitted
 to more."""
 
+WITHIN = 2.0
+"""How many times the error variance of the linear fit on all draws that of the trial's kernel may
+be, where a trace has named dimensions. The kernel improves with the draws, too: on the posterior of
+an ODE more than sixfold, so that the limit would lose gains there. Of three hierarchical models
+with 1,000 draws the quarter of the quantities that were beyond it gained at most a tenth."""
+
 ALWAYS_COORDINATES = 3
 """Coordinates up to which a kernel is fitted without a trial: there it gains where polynomials do
 not."""
@@ -152,11 +158,12 @@ class Auto(AbstractControlVariate):
     4. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, 20
        of named ones, of the integrands whose linear residual is not rounding and, in more than
        three dimensions, to which a kernel fitted on 300 evenly spaced states promises more than the
-       linear fit there. It is fitted on at most 1,600 states; of more than 1,000, another on 1,000,
-       of the integrands to which lengthscales of their own are worth much (`OwnGridREML`) and whose
-       chains do not mix slowly. Up to 500 states, and in up to three dimensions, also the kernel
-       alone: either error sees the other's estimate (`crossfit_both`), and both see that of the
-       linear fit.
+       linear fit there, of named dimensions also with at most twice the error variance of that on
+       all draws. It is fitted on at most 1,600 states; of more than 1,000, another on 1,000, of the
+       integrands to which lengthscales of their own are worth much (`OwnGridREML`) and whose chains
+       do not mix slowly. Up to 500 states, and in up to three dimensions, also the kernel alone:
+       either error sees the other's estimate (`crossfit_both`), and both see that of the linear
+       fit.
 
     Of weighted draws the effective number counts, and the second kernel is not tried. A richer
     method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made
@@ -360,8 +367,10 @@ class Auto(AbstractControlVariate):
             d > ALWAYS_COORDINATES
             and problem.folds.num_everyone > TRIAL_STATES
             and not problem.weighted
+            and len(columns)
         ):
-            columns = columns[self._promises(problem.select(columns))] if len(columns) else columns
+            most = WITHIN * lowest[columns] if structured else np.full(len(columns), np.inf)
+            columns = columns[self._promises(problem.select(columns), most)]
         # Of few states every integrand gets lengthscales of its own: there they gain tenfold, and
         # cost little.
         grid = None if problem.folds.num_everyone <= CHEAP_STATES else GridREML(polish=False)
@@ -399,9 +408,9 @@ class Auto(AbstractControlVariate):
             return None
         return SemiExact(degree, tuning=tuning, solver=Cholesky(), max_states=states)
 
-    def _promises(self, problem: Problem) -> Bool[np.ndarray, " p"]:
+    def _promises(self, problem: Problem, most: Float[np.ndarray, " p"]) -> Bool[np.ndarray, " p"]:
         """Return for which integrands a kernel beats the linear families on a few evenly spaced
-        states."""
+        states, with at most some error variance."""
         few = problem.thin(TRIAL_STATES).seen()
         linear_problem = self.coordinates(few)
         families, labels = self.families(linear_problem, linear_problem.num_train)
@@ -421,7 +430,7 @@ class Auto(AbstractControlVariate):
         linear = judged_variance(linear_problem, fits.at_states())
         kernel = judged_variance(few, crossfit_kernel(few, method, method.degree))
         # Against the better of both: a linear fit on few states may be worse than the plain mean.
-        return kernel * PROMISING < np.fmin(linear, plain)
+        return (kernel * PROMISING < np.fmin(linear, plain)) & (kernel < most)
 
 
 def _serving(
