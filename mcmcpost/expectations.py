@@ -361,7 +361,8 @@ def expectation(
     integrands : None for every variable of the posterior group that is a number for every draw,
         with a warning of the others; a list of variable names; an array (chain, draw[, p]) or a
         function of one constrained draw (a dict of arrays), named ``f``; or a mapping from names to
-        such.
+        such. A function that compares two sides once, as ``draw["a"] / draw["b"] > 2``, is an event
+        that gains as the distribution of what is compared (`distribution`).
     method : ``"auto"``, another name in `METHODS`, or an object such as ``ZeroVariance(degree=2)``.
     standardize : known (mean, sd) of the unconstrained draws, each a scalar or (d,), as for a
         prior; by default the sample's own moments.

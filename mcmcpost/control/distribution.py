@@ -8,7 +8,7 @@ c the control of the quantity's mean.
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -18,7 +18,6 @@ from mcmcpost.control.auto import Auto
 from mcmcpost.control.estimate import (
     Curve,
     Estimate,
-    OverAll,
     assemble,
     rescaled,
     side_by_side,
@@ -56,6 +55,7 @@ from mcmcpost.core.arguments import as_real, check_number, check_probabilities
 from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
+from mcmcpost.core.runtime import SHOWN
 from mcmcpost.scores import effective_size
 
 EPS = float(np.finfo(float).eps)
@@ -63,6 +63,31 @@ EPS = float(np.finfo(float).eps)
 
 UNSURE = 1 / 3
 """Relative error of E[v·∇h | h] from which no density is had from it."""
+
+
+class OverAll(Protocol):
+    """What is known of the p quantities of a sample by more draws than it has."""
+
+    def probabilities(
+        self,
+        of: Int[np.ndarray, " q"],
+        lower: Float[np.ndarray, " q"],
+        upper: Float[np.ndarray, " q"],
+    ) -> Estimate:
+        """Return the probabilities that quantities are above one number and at most another."""
+
+    def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
+        """Return the quantiles of all p quantities, those of one after those of another."""
+
+    def shortest(self, prob: float) -> Estimate:
+        """Return the ends of the shortest intervals of all p quantities, those of one after those
+        of another."""
+
+    def densities(self, of: Int[np.ndarray, " r"], at: Float[np.ndarray, "r t"]) -> list[Curve]:
+        """Return the densities of some quantities, each at points of its own."""
+
+    def select(self, places: Int[np.ndarray, " r"]) -> "OverAll":
+        """Return what is known of some of the quantities."""
 
 
 class Distribution(NamedTuple):
@@ -83,7 +108,12 @@ class Distribution(NamedTuple):
     options: Options
     problem: Problem | None
     marginals: tuple[Marginal | None, ...]
-    over_all: "OverAll | None" = None
+    over_all: OverAll | None = None
+
+    def __repr__(self) -> str:
+        """Return the names: the arrays of a tuple fill screens."""
+        names = [*self.names[:SHOWN], *["…"] * (len(self.names) > SHOWN)]
+        return f"Distribution of {', '.join(names)}"
 
     @property
     def explained(self) -> Float[np.ndarray, " p"]:

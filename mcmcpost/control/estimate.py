@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Sequence
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import scipy.stats
@@ -292,31 +292,6 @@ class Curve(NamedTuple):
     def side_by_side(cls, rows: "Sequence[Curve]", names: tuple[str, ...]) -> "Curve":
         """Return the curves of several quantities as one."""
         return cls(names, *map(np.concatenate, list(zip(*rows, strict=True))[1:]))
-
-
-class OverAll(Protocol):
-    """What is known of the p quantities of a sample by more draws than it has."""
-
-    def probabilities(
-        self,
-        of: Int[np.ndarray, " q"],
-        lower: Float[np.ndarray, " q"],
-        upper: Float[np.ndarray, " q"],
-    ) -> Estimate:
-        """Return the probabilities that quantities are above one number and at most another."""
-
-    def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
-        """Return the quantiles of all p quantities, those of one after those of another."""
-
-    def shortest(self, prob: float) -> Estimate:
-        """Return the ends of the shortest intervals of all p quantities, those of one after those
-        of another."""
-
-    def densities(self, of: Int[np.ndarray, " r"], at: Float[np.ndarray, "r t"]) -> list[Curve]:
-        """Return the densities of some quantities, each at points of its own."""
-
-    def select(self, places: Int[np.ndarray, " r"]) -> "OverAll":
-        """Return what is known of some of the quantities."""
 
 
 def significant_digits(mean: np.ndarray, mcse: np.ndarray) -> np.ndarray:

@@ -42,9 +42,7 @@ def sides_of(function: Callable[[Any], Any], row: Any) -> Callable[[Any], Array]
     found = _comparisons(jaxpr.outvars[0], made_by)
     if len(found) != 1:
         return None
-    # Names of results would be those of the event.
-    names = jaxpr.debug_info.with_unknown_names()
-    both = jaxpr.replace(outvars=list(found[0].invars), debug_info=names)
+    both = jaxpr.replace(outvars=list(found[0].invars))
     compared = jaxpr_as_fun(ClosedJaxpr(both, closed.consts))
     return lambda row: jnp.stack(jnp.broadcast_arrays(*compared(*jax.tree.leaves(row))), axis=-1)
 

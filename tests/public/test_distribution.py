@@ -839,6 +839,10 @@ def test_bad_questions_are_refused_with_what_to_do(normal, ask, words):
         ask(dist)
 
 
+def test_a_distribution_is_printed_as_its_names(normal):
+    assert repr(mp.distribution(normal[1], ["b", "a"])) == "Distribution of b, a"
+
+
 def test_bad_arguments_of_a_distribution_are_those_of_an_expectation(normal):
     _, tree = normal
     for arguments, words in (
