@@ -33,6 +33,12 @@ class Page(NamedTuple):
 
 
 PAGES = {
+    "real_models": Page(
+        "What one thousand draws give",
+        "Twelve models of published data, and one thousand draws of each: how large are the errors "
+        "of what a summary says, plain and with mcmcpost, and what would sampling the same cost?",
+        ("real_models",),
+    ),
     "expectations": Page(
         "Expectations",
         "How much smaller are the errors of posterior means with control variates, on which "

@@ -6,6 +6,7 @@ beside the other static files of the documentation; a few minutes on one core. R
 an estimate or its error changes.
 """
 
+import json
 import sys
 import warnings
 from collections.abc import Callable
@@ -24,6 +25,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from models import borehole, lotka_volterra, radiata_pine
 
 FIGURES = Path(__file__).parent / "_static" / "figures"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
+LONGEST = 30 * 86_400.0
 
 
 def save(name: str) -> None:
@@ -94,6 +97,40 @@ def tasks() -> None:
     save("task_correlation")
 
 
+KINDS = {"means": "o", "scales": "s", "quantiles": "^", "evidence": "D"}
+"""Rows of the table of real models, and their markers."""
+
+
+def real_models() -> None:
+    """Draw what sampling the precision of one thousand draws with mcmcpost would cost, of twelve
+    models."""
+    rows = json.loads((RESULTS / "real_models.json").read_text())["rows"]
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    _, ax = plt.subplots(figsize=(7.5, 5.0), layout="constrained")
+    for height, model in enumerate(reversed(models)):
+        own = {row["what"]: row for row in rows if row["model"] == model}
+        for kind, marker in KINDS.items():
+            color = f"C{list(KINDS).index(kind)}"
+            # Beyond a month of one core it does not matter by how much.
+            seconds = min(own[kind]["sampler s"], LONGEST)
+            ax.plot(seconds, height, marker, color=color, label=kind if height == 0 else None)
+        # One call gives means, scales and quantiles, another the evidence.
+        for kind in ("means", "evidence"):
+            ax.plot(own[kind]["CPU s"], height, "|", color="k" if kind == "means" else "C3", ms=14)
+    ax.set(
+        xscale="log",
+        xlabel="CPU seconds of sampling for the same error; bars: of mcmcpost",
+        yticks=range(len(models)),
+        yticklabels=[
+            f"{name} ({next(row['d'] for row in rows if row['model'] == name)})"
+            for name in reversed(models)
+        ],
+    )
+    ax.grid(axis="x", alpha=0.3)
+    ax.legend(loc="lower right", fontsize="small")
+    save("real_models")
+
+
 def structure() -> None:
     """Draw which products x_i s_j share a coefficient in each family, of three globals and two
     blocks of eight."""
@@ -153,3 +190,4 @@ if __name__ == "__main__":
     evidence()
     tasks()
     structure()
+    real_models()
