@@ -19,8 +19,8 @@ from one of `mcmcpost.bridge_evidence`. Quantities are all variables that a prog
 ``CPU s`` : of the call, the median over the replicates, with programs compiled before.
 
 The truth is by the same calls from four other chains of 10,000 draws, without kernels, and of the
-evidence from a quarter of them. Traces and truths are kept in a folder, ``--folder``; delete those
-of a model after a change of it.
+evidence from a quarter of them. Traces are kept in a folder, ``--folder``; delete those of a model
+after a change of it.
 """
 
 import time
