@@ -312,8 +312,10 @@ def test_auto_tries_a_kernel_on_a_few_states_first(rng):
     values = np.stack(
         [x[..., 0] * x[..., 1] + rng.normal(size=x.shape[:2]), np.sin(x.sum(axis=-1) / 2)], axis=-1
     )
-    promising = Auto()._promises(make_problem(trace, values))
-    assert promising.tolist() == [False, True]
+    problem, anything = make_problem(trace, values), np.full(2, np.inf)
+    assert Auto()._promises(problem, anything).tolist() == [False, True]
+    # One that is far behind a linear fit on all draws is not fitted to more.
+    assert not Auto()._promises(problem, np.full(2, 1e-6)).any()
 
 
 @pytest.mark.slow
