@@ -265,7 +265,7 @@ def _spread(
     options: Options,
 ) -> Estimate:
     answers = Answers.of(tree, integrands, method, options)
-    estimate = answers.spread(kind)
+    estimate = answers.spread(kind, alone=True)
     warn_of_contradiction(contradicted(estimate, known=answers.question.options.bad_scores))
     return estimate
 
@@ -317,15 +317,22 @@ class Answers:
             return self.chunks.expectation()
         return answer(self.question, self.fits)
 
-    def spread(self, kind: str) -> Estimate:
-        """Return their variances, standard deviations, … ; `kind` is a name of `KINDS`."""
+    def spread(self, kind: str, *, alone: bool = False) -> Estimate:
+        """Return their variances, standard deviations, … ; `kind` is a name of `KINDS`.
+
+        alone : nothing else is asked, and one fit of means and products costs less than two.
+        """
         question = self.question
         if kind == "correlation" and len(question.sample.names) < 2:
             raise InputError(kind, "at least two integrands", question.sample.names[0], "Name two.")
         if self.chunks is not None:
             return self.chunks.spreads(KINDS[kind])
         return in_float64(estimate_spread)(
-            KINDS[kind], question.sample, question.method, question.options, self.fits
+            KINDS[kind],
+            question.sample,
+            question.method,
+            question.options,
+            None if alone else self.fits,
         )
 
     def distribution(self) -> Distribution:

@@ -658,5 +658,6 @@ def _variances(
     pairs = zip(groups, means, strict=True)
     each = np.stack([np.tensordot(group.counts, one, 2) for group, one in pairs]) / sizes[:, None]
     freedom = len(groups) - 1
+    # Of equal shares it is the variance between groups over their number, as that of any mean.
     apart = share**2 * (each - (share * each).sum(axis=0)) ** 2
     return within, apart.sum(axis=0) * (freedom + 1) / max(freedom, 1), freedom
