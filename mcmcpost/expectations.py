@@ -471,20 +471,24 @@ def summary(
         table["sd_cv"], table["mcse_sd_cv"] = spread.mean, spread.mcse
     if not (median or interval or len(levels)):
         return table
-    dist = answers.distribution()
+    every = np.array(list(dict.fromkeys([*([0.5] if median else []), *levels])))
+    found, ends = answers.distribution().quantiles_and_interval(
+        every if len(every) else None, interval
+    )
+
+    def add(column: str, estimate: Estimate | None, place: int) -> None:
+        assert estimate is not None
+        rows = slice(place, None, len(estimate.names) // len(table))  # those of one in turn
+        table[f"{column}_cv"], table[f"mcse_{column}_cv"] = estimate.mean[rows], estimate.mcse[rows]
+
     # Columns in the order of `az.summary`: median, interval, quantiles.
-    additions: list[tuple[Sequence[str], Estimate]] = []
     if median:
-        additions.append((["median"], dist.quantile(0.5)))
-    if interval:
-        ends = dist.interval(*interval)
-        additions.append(([name.rpartition("[")[2].rstrip("]") for name in ends.names[:2]], ends))
-    if len(levels):
-        additions.append(([f"q{level}" for level in level_texts(levels)], dist.quantile(levels)))
-    for columns, estimate in additions:
-        for place, name in enumerate(columns):
-            rows = slice(place, None, len(columns))  # those of one quantity follow each other
-            table[f"{name}_cv"], table[f"mcse_{name}_cv"] = estimate.mean[rows], estimate.mcse[rows]
+        add("median", found, 0)
+    if ends is not None:
+        for place, name in enumerate(ends.names[:2]):
+            add(name.rpartition("[")[2].rstrip("]"), ends, place)
+    for text, level in zip(level_texts(levels), levels.tolist(), strict=True):
+        add(f"q{text}", found, every.tolist().index(level))
     return table
 
 

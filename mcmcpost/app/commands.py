@@ -135,14 +135,13 @@ def reduce_tree(
         return Reduced(means, others)
     with phase("quantiles"):
         dist = answers.distribution()
-        if beyond.probabilities is not None:
-            estimate = dist.quantile(beyond.probabilities)
+        estimate, intervals = dist.quantiles_and_interval(beyond.probabilities, beyond.interval)
+        if estimate is not None:
             # Those of an indicator are zero or one, which its mean has said already.
             numbers = ~_is_indicator(answers.question.sample.values)
             rows = np.flatnonzero(np.repeat(numbers, len(estimate.names) // len(numbers)))
             others |= {"quantiles": estimate.select(rows)} if len(rows) else {}
-        if beyond.interval is not None:
-            others["intervals"] = dist.interval(*beyond.interval)
+        others |= {} if intervals is None else {"intervals": intervals}
     return Reduced(means, others)
 
 

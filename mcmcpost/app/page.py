@@ -619,8 +619,7 @@ def gather(
         quantiles = intervals = None
         if levels is not None or interval is not None:
             dist = answers.distribution()
-            quantiles = None if levels is None else dist.quantile(levels)
-            intervals = None if interval is None else dist.interval(*interval)
+            quantiles, intervals = dist.quantiles_and_interval(levels, interval)
         trace, check = question.every, question.check
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),

@@ -218,16 +218,13 @@ class Distribution(NamedTuple):
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
         return spread(_clipped(estimate), labels, self.place)
 
-    @in_float64
     def quantile(self, probabilities: "float | Sequence[float] | np.ndarray") -> Estimate:
         """Return the quantiles at some levels in (0, 1), those of one quantity after those of
         another."""
-        levels = check_probabilities(probabilities)
-        first = (self.place[:, None] * len(levels) + np.arange(len(levels))).reshape(-1)
-        estimate = self._quantiles(levels)
-        return spread(estimate, quantile_labels(self.names, levels), first)
+        quantiles, _ = self.quantiles_and_interval(check_probabilities(probabilities), None)
+        assert quantiles is not None
+        return quantiles
 
-    @in_float64
     def interval(self, prob: float = 0.89, kind: str = "eti") -> Estimate:
         """Return the lower and the upper bound of an interval of every quantity, named as in
         ``az.summary``.
@@ -242,16 +239,50 @@ class Distribution(NamedTuple):
             raise InputError(
                 "interval", '`kind` to be "eti" or "hdi"', repr(kind), 'Pass kind="hdi".'
             )
-        tails = np.array([(1 - prob) / 2, (1 + prob) / 2])
-        if kind == "eti":
-            estimate = self._quantiles(tails)
-        elif self.over_all is not None:
-            estimate = self.over_all.shortest(prob)
-        else:
-            estimate = self._by_quantity(partial(_shortest, prob=prob), singly=True)
-        title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
+        _, bounds = self.quantiles_and_interval(None, (prob, kind))
+        assert bounds is not None
+        return bounds
+
+    @in_float64
+    def quantiles_and_interval(
+        self, levels: Float[np.ndarray, " a"] | None, interval: tuple[float, str] | None
+    ) -> tuple[Estimate | None, Estimate | None]:
+        """Return `quantile` of distinct levels and `interval` of (prob, kind), None for what is not
+        wanted.
+
+        Quantiles of one quantity share what is prepared for it, so that both together take half as
+        long as one after the other.
+        """
+        wanted = [] if levels is None else levels.tolist()
+        tails: list[float] = []
+        bounds: Estimate | None = None
+        title = ""
+        if interval is not None:
+            prob, kind = interval
+            title = f"{kind}{int(prob * 100)}"  # as ArviZ rounds it
+            if kind == "eti":
+                tails = [(1 - prob) / 2, (1 + prob) / 2]
+            elif self.over_all is not None:
+                bounds = self.over_all.shortest(prob)
+            else:
+                bounds = self._by_quantity(partial(_shortest, prob=prob), singly=True)
+        distinct = list(dict.fromkeys(wanted + tails))
+        estimate = self._quantiles(np.array(distinct)) if distinct else None
+
+        def rows(of: list[float]) -> Int[np.ndarray, "p a"]:
+            return self.place[:, None] * len(distinct) + [distinct.index(level) for level in of]
+
+        quantiles = None
+        if levels is not None and estimate is not None:
+            labels = quantile_labels(self.names, levels)
+            quantiles = spread(estimate, labels, rows(wanted).reshape(-1))
+        if interval is None:
+            return quantiles, None
+        place = rows(tails) if bounds is None else 2 * self.place[:, None] + np.arange(2)
+        found = estimate if bounds is None else bounds
+        assert found is not None
         labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
-        return spread(estimate, labels, (2 * self.place[:, None] + np.arange(2)).reshape(-1))
+        return quantiles, spread(found, labels, place.reshape(-1))
 
     @in_float64
     def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:

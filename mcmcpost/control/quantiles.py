@@ -168,8 +168,10 @@ def _search(
 
     before: tuple[np.ndarray, Estimate] | None = None
     first_slope = slope
+    at, done = quantile, np.zeros(len(levels), bool)
     for turn in range(MOST_PASSES):
-        at = quantile
+        # One that is found stays, so that it does not depend on what else is asked for.
+        at = np.where(done, at, quantile)
         estimate = distribution_function(at)
         if before is not None:
             # The secant: between two points that are close the function is known better than at
@@ -190,7 +192,7 @@ def _search(
                 np.hypot(estimate.mcse, last.mcse),
                 np.equal(estimate.method, last.method),
             )
-            slope = np.where(believed, secant, slope)
+            slope = np.where(believed & ~done, secant, slope)
         before = at, estimate
         newton = (estimate.mcse < estimate.mcse_plain) & (slope > 0)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -204,7 +206,8 @@ def _search(
         quantile = np.where(
             newton, at + step, draws.invert(levels - (estimate.mean - estimate.mean_plain))
         )
-        if (turn or newton.all()) and not (remainder > SMALL_PART * known).any():
+        done |= ((turn > 0) | newton) & ~(remainder > SMALL_PART * known)
+        if done.all():
             break
     error = np.where(newton, np.hypot(known, remainder), np.nan)
     # Where the density changes by more than a factor of two on the way, as about zero that of the

@@ -276,6 +276,26 @@ def test_errors_hold_for_chains_that_mix_slowly():
     assert (gains > 1.5).all(), gains
 
 
+@pytest.mark.parametrize("seed", [0, 17, 19])
+def test_a_quantile_does_not_depend_on_what_else_is_asked_for(seed):
+    """The search went on for all levels until the last was found."""
+    z = ar1(np.random.default_rng(seed), (4, 500, 2), 0.9)
+    x = np.log(scipy.stats.gamma(2.0).ppf(norm.cdf(z)))
+    tree = mp.from_arrays(x, 2.0 - np.exp(x))
+    dist = mp.distribution(tree)
+    alone, bounds = dist.quantile(0.5), dist.interval(0.9)
+    beside, ends = dist.quantiles_and_interval(np.array([0.02, 0.5, 0.95, 0.99]), (0.9, "eti"))
+    np.testing.assert_allclose(beside.mean[1::4], alone.mean, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(beside.mcse[1::4], alone.mcse, rtol=1e-6)
+    np.testing.assert_allclose(ends.mean, bounds.mean, rtol=0, atol=1e-9)
+    assert (ends.names, beside.names[1]) == (bounds.names, alone.names[0])
+    table = mp.summary(tree, median=True, quantiles=[0.02, 0.95], ci_prob=0.9, ci_kind="eti")
+    np.testing.assert_allclose(table["median_cv"], alone.mean, rtol=0, atol=1e-9)
+    np.testing.assert_allclose(table["q0.95_cv"], table["eti90_ub_cv"], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(table["eti90_lb_cv"], bounds.mean[::2], rtol=0, atol=1e-9)
+    np.testing.assert_allclose(table["q0.02_cv"], beside.mean[::4], rtol=0, atol=1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:R-hat")
 @pytest.mark.parametrize("seed", [155, 163, 302])
