@@ -33,7 +33,6 @@ from mcmcpost.control.kernels.functional import (
     is_compared,
 )
 from mcmcpost.control.linear import (
-    DRAWS_PER_RIDGED,
     MAX_FEATURES,
     LinearFits,
     LinearSystem,
@@ -92,11 +91,11 @@ PROMISING = 1.3
 """A kernel must lower the error variance on the trial's states by this factor, or it is not fitted
 to more."""
 
-WITHIN = 2.0
+WITHIN = 1.0
 """How many times the error variance of the linear fit on all draws that of the trial's kernel may
 be, where a trace has named dimensions. The kernel improves with the draws, too: on the posterior of
 an ODE more than sixfold, so that the limit would lose gains there. Of three hierarchical models
-with 1,000 draws the quarter of the quantities that were beyond it gained at most a tenth."""
+with 1,000 draws true gains were the same to a tenth with twice as much, for half as long again."""
 
 ALWAYS_COORDINATES = 3
 """Coordinates up to which a kernel is fitted without a trial: there it gains where polynomials do
@@ -119,14 +118,15 @@ MAX_WORK = 1e11
 SHARED = 10.0
 """How many times as many it may take for what all integrands share."""
 
-SMALL_WORK = 2e9
-"""Multiplications of a ridge of more controls than draws, beyond which it costs more than it
-brings."""
-
 POLISHED = 1e-3
 """Error variance, relative to the integrand's, above which lengthscales of their own are sought: of
 smooth functions, which are below it, they cost five times the fit and changed gains by less than
 replications differ (three log-gamma coordinates, 1,000 draws); of indicators they doubled them."""
+
+TOO_FAR = 1e-2
+"""The same above which they are not sought in more than `ALWAYS_COORDINATES`. With 1,000 draws of
+six real models they took half of the time, and there left gains as they were; below, they gain up
+to tenfold."""
 
 SLOW = 5.0
 """Draws of an integrand per effective draw from which the second kernel is not used: it passes
@@ -149,21 +149,20 @@ class Auto(AbstractControlVariate):
        two and three (up to eight and six in one and two dimensions); beside these all vector
        fields of degree one and two, 600 at most, where they lower the error variance fourfold or
        more (`VectorFields`). A family takes part with at least 1.5 training draws for each control,
-       and with a ridge where there are fewer than ten.
+       and with a ridge where there are fewer than ten; the scores always.
     2. Of integrands that are functions of one coordinate, as their values tell, events among them:
        splines and steps along the field that controls that coordinate's mean
        (`mcmcpost.control.functions`), of polynomials of degree two at most, or of vector fields
        beside these.
-    3. With few draws, the next degree by ridge.
-    4. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, 20
+    3. A semi-exact control functional on the quadratic (or linear) part, in up to 60 dimensions, 20
        of named ones, of the integrands whose linear residual is not rounding and, in more than
        three dimensions, to which a kernel fitted on 300 evenly spaced states promises more than the
-       linear fit there, of named dimensions also with at most twice the error variance of that on
-       all draws. It is fitted on at most 1,600 states; of more than 1,000, another on 1,000, of the
-       integrands to which lengthscales of their own are worth much (`OwnGridREML`) and whose chains
-       do not mix slowly. Up to 500 states, and in up to three dimensions, also the kernel alone:
-       either error sees the other's estimate (`crossfit_both`), and both see that of the linear
-       fit.
+       linear fit there, of named dimensions also at most the error variance of that on all draws.
+       It is fitted on at most 1,600 states; of more than 500, another on at most 1,000, of the
+       integrands to which lengthscales of their own are worth much (`OwnGridREML`), where little is
+       left in more than three dimensions, and whose chains do not mix slowly. Up to 500 states, and
+       in up to three dimensions, also the kernel alone: either error sees the other's estimate
+       (`crossfit_both`), and both see that of the linear fit.
 
     Of weighted draws the effective number counts, and the second kernel is not tried. A richer
     method replaces a simpler one if it lowers the error variance by 5 per cent. The choice is made
@@ -241,7 +240,7 @@ class Auto(AbstractControlVariate):
                 linear_problem, best, lowest, partial(_serving, families, labels, system)
             )
         linear = best
-        for method, columns in self._dearer(problem, lowest):
+        for method, columns in self._dearer(problem, lowest, any_family=bool(families)):
             say_step(method.label)
             subset, known = problem.select(columns), linear.select(columns)
             for candidate, fit in _crossfits(subset, method):
@@ -335,30 +334,15 @@ class Auto(AbstractControlVariate):
         return affordable(named, num_train, SHARED * self.max_work)
 
     def _dearer(
-        self, problem: Problem, lowest: Float[np.ndarray, " p"]
+        self, problem: Problem, lowest: Float[np.ndarray, " p"], *, any_family: bool
     ) -> Iterator[tuple[AbstractControlVariate, Int[np.ndarray, " k"]]]:
         """Yield what costs more than the linear families, and the integrands that it is worth
         trying for."""
-        d, train = problem.draws.shape[1], problem.num_train
+        m, d = problem.draws.shape
+        if not any_family and m * d * min(m, d) <= SHARED * self.max_work:
+            # Of fewer draws than parameters the scores have no solution without a penalty.
+            yield ZeroVariance(1, Ridge()), np.flatnonzero(lowest > ROUNDING**2)
         top = MAX_DEGREE.get(d, 3) if self.max_degree is None else self.max_degree
-        # The first degree that was too large for the linear families is tried with a ridge.
-        degree = max(
-            (
-                b
-                for b in range(1, top + 1)
-                if train >= DRAWS_PER_RIDGED * num_polynomial_features(d, b)
-            ),
-            default=0,
-        )
-        if degree < top:
-            q = num_polynomial_features(d, degree + 1)
-            # q may exceed the draws, where the work of the decomposition is min(m, q)² times the
-            # other.
-            if (
-                q <= max(MAX_FEATURES, 4 * train)
-                and len(problem.counts) * q * min(len(problem.counts), q) <= SMALL_WORK
-            ):
-                yield ZeroVariance(degree + 1, Ridge()), np.flatnonzero(lowest > ROUNDING**2)
         structured = bool(Blocks.of(problem.names, self.structure).blocks)
         if not self.kernel or d > (MAX_BESIDE_STRUCTURE if structured else MAX_KERNEL_COORDINATES):
             return
@@ -379,8 +363,11 @@ class Auto(AbstractControlVariate):
             return
         yield method, columns
         # Read only now: lengthscales of their own are sought where the kernel of the grid has left
-        # much.
-        columns = columns[lowest[columns] > POLISHED] if grid else columns[:0]
+        # much, and in many coordinates not too much.
+        left = lowest[columns] > POLISHED
+        if d > ALWAYS_COORDINATES:
+            left &= lowest[columns] < TOO_FAR
+        columns = columns[left] if grid else columns[:0]
         # on fewer states, they must make up for the others
         every = problem.folds.num_everyone <= POLISH_STATES
         tuning = OwnGridREML(least=float(d)) if every else OwnGridREML()

@@ -296,11 +296,22 @@ def test_auto_seeks_lengthscales_of_their_own_where_the_grid_has_left_much(
     rng, d, draws, weighted, own
 ):
     problem = make_problem(gaussian_trace(rng, (4, draws, d)), rng.normal(size=(4, draws, 2)))
-    found = Auto()._dearer(problem._replace(weighted=weighted), np.array([1.0, 1e-5]))
+    lowest = np.array([1.0, 1e-5])
+    found = Auto()._dearer(problem._replace(weighted=weighted), lowest, any_family=True)
     kernels = [(m.tuning, columns.tolist()) for m, columns in found if isinstance(m, SemiExact)]
     few = own is None  # of few states all integrands get them at once
     rest = [] if few else [(OwnGridREML(least=least), [0]) for least in own]
     assert kernels == [(None if few else GridREML(polish=False), [0, 1]), *rest]
+
+
+def test_auto_seeks_lengthscales_of_their_own_in_many_coordinates_where_little_is_left(
+    rng, monkeypatch
+):
+    monkeypatch.setattr(Auto, "_promises", lambda *args: np.isinf(args[2]))
+    problem = make_problem(gaussian_trace(rng, (4, 150, 5)), rng.normal(size=(4, 150, 3)))
+    found = Auto()._dearer(problem, np.array([0.1, 5e-3, 1e-5]), any_family=True)
+    kernels = [(m.tuning, columns.tolist()) for m, columns in found if isinstance(m, SemiExact)]
+    assert kernels == [(GridREML(polish=False), [0, 1, 2]), (OwnGridREML(least=5.0), [1])]
 
 
 @pytest.mark.slow
