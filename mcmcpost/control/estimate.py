@@ -260,6 +260,10 @@ class Curve(NamedTuple):
     gain: Float[np.ndarray, "p t"]
     status: Shaped[np.ndarray, "p t"]
 
+    def __repr__(self) -> str:
+        """Return the table: the arrays of a tuple are none."""
+        return repr(self.to_dataframe())
+
     def to_dataframe(self) -> "pandas.DataFrame":
         """Return a row for each quantity and point; columns are those of
         `Estimate.to_dataframe`."""

@@ -10,7 +10,7 @@ from jaxtyping import Float
 
 from mcmcpost.core.arguments import check_trace_type, check_tree_type
 from mcmcpost.core.errors import InputError, Status
-from mcmcpost.core.runtime import json_able
+from mcmcpost.core.runtime import digits_of, json_able, significant
 from mcmcpost.evidence.barrier import Barrier, PathDiagnostics
 from mcmcpost.evidence.bridge import BridgeOverlap
 from mcmcpost.evidence.ladder import EvidenceEstimate
@@ -72,6 +72,17 @@ class Evidence(NamedTuple):
     info: dict[str, Any]
     diagnostics: PathDiagnostics | BridgeOverlap | None = None
     bridge: "Evidence | None" = None
+
+    def __repr__(self) -> str:
+        """Return the value, what is wrong, and every method on the same draws: the paths of a tuple
+        fill screens."""
+        lines: list[tuple[str, Evidence | EvidenceEstimate]] = [("log evidence", self)]
+        lines += [(one.method, one) for one in self.estimates]
+        numbers = [
+            f"{name}: {digits_of(one.value, one.error)} ± {significant(one.error, 2)}, {one.status}"
+            for name, one in lines
+        ]
+        return "\n  ".join([numbers[0], *self.complaints, *numbers[1:]])
 
     @property
     def error(self) -> float:

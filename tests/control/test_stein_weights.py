@@ -28,8 +28,9 @@ def trace(rng):
 @pytest.mark.slow
 def test_variance_falls_with_the_budget_to_the_exact_one(trace):
     values = trace.draws
-    exact = solve_stein_weights(trace, values, method()).variance_factor
-    factors = []
+    weights = solve_stein_weights(trace, values, method())
+    assert repr(weights) == "SteinWeights of 2 chains of 64 draws, controlled"
+    exact, factors = weights.variance_factor, []
     few = mp.ConjugateGradients(1e-8, 4, rank=5)  # a budget of the solver's own
     for settings in (
         {"solver": UNTIL_SOLVED, "budget": 1},

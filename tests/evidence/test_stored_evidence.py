@@ -35,6 +35,13 @@ def bridge(rng, key):
     return mp.bridge_evidence(normal_trace(rng), logdensity_fn=density, key=key, method="plain")
 
 
+def test_an_evidence_is_printed_as_its_value_and_every_method_beside_it(bridge):
+    first, *others = repr(bridge).split("\n  ")
+    assert first.startswith(f"log evidence: {bridge.value:.1f}")
+    assert first.endswith(f", {bridge.status}")
+    assert [line.partition(":")[0] for line in others] == [e.method for e in bridge.estimates]
+
+
 def same(one: mp.Evidence, other: mp.Evidence, *, overlap: bool = True) -> None:
     """Fail unless two evidences say the same, up to what only an estimation needs."""
     for name in (

@@ -860,7 +860,9 @@ def test_bad_questions_are_refused_with_what_to_do(normal, ask, words):
 
 
 def test_a_distribution_is_printed_as_its_names(normal):
-    assert repr(mp.distribution(normal[1], ["b", "a"])) == "Distribution of b, a"
+    dist = mp.distribution(normal[1], ["b", "a"])
+    assert repr(dist) == "Distribution of b, a"
+    assert repr(curve := dist.cdf([0.0, 1.0])) == repr(curve.to_dataframe())
 
 
 def test_bad_arguments_of_a_distribution_are_those_of_an_expectation(normal):

@@ -21,7 +21,7 @@ from mcmcpost.control.problem import Options, Problem, make_problem
 from mcmcpost.core.arguments import as_real, check_kind, check_trace_type
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.precision import beyond_rounding, in_units, units_of
-from mcmcpost.core.runtime import json_able
+from mcmcpost.core.runtime import json_able, number_of_draws
 from mcmcpost.solve import Cholesky, ConjugateGradients, factorise
 from mcmcpost.stein import SteinTile
 from mcmcpost.stein.products import Tile
@@ -70,6 +70,11 @@ class SteinWeights(NamedTuple):
     info: dict[str, Any]
     subset: AmplitudeSubset
     trace: int
+
+    def __repr__(self) -> str:
+        """Return the counts: the arrays of a tuple fill screens."""
+        chains, draws = self.values.shape
+        return f"SteinWeights of {number_of_draws(chains, draws)}, {self.status}"
 
     def mean(self, values: Float[np.ndarray, "c n *p"]) -> Float[np.ndarray, "*p"]:
         """Return Σ w f over chains and draws, for values (c, n) or (c, n, ...)."""
