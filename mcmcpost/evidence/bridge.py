@@ -38,7 +38,14 @@ from mcmcpost.core.mcse import (
 )
 from mcmcpost.core.precision import tell_single
 from mcmcpost.evidence.ladder import EvidenceEstimate
-from mcmcpost.evidence.warp import Warp, as_warp, fit_normal, fit_warp
+from mcmcpost.evidence.warp import (
+    Warp,
+    as_warp,
+    control_normal,
+    fit_normal,
+    fit_warp,
+    likelier,
+)
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
 from mcmcpost.stein import num_polynomial_features, polynomial_exponents
 from mcmcpost.trace import make_trace, not_finite
@@ -265,6 +272,7 @@ def evaluate_halves(
     symmetric: bool = True,
     num_proposals: int | None = None,
     known: Float[np.ndarray, "c n"] | None = None,
+    scores: Float[np.ndarray, "c n d"] | None = None,
     weights: Weights | None = None,
 ) -> list[Half]:
     """Fit a proposal to each half of the chains and evaluate `density`, (r, d) → (r,) log q, for
@@ -272,8 +280,9 @@ def evaluate_halves(
 
     bent : fit a `Warp`; otherwise a normal. num_proposals : for each half; by default as many as
         draws in it.
-    known : log q at all the draws, where it has been computed before. weights : of the draws; a
-        proposal is fitted to draws that are repeated as often as their weights say.
+    known, scores : log q and its gradient at all the draws, where they have been computed before;
+        gradients control the mean and the covariance of a fit. weights : of the draws; a proposal
+        is fitted to draws that are repeated as often as their weights say.
     """
     d = points.shape[-1]
     # A density fitted to the draws that it is bridged to lies too near to them, and the bridge
@@ -282,10 +291,14 @@ def evaluate_halves(
     halves = []
     for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
         fitted = equal_rows(fit.draws, fit.weights)
+        normal, controlled = fit_normal(WHERE, fitted, names), None
+        if scores is not None:
+            slopes = equal_rows(scores[:, fit.rows], fit.weights)
+            controlled = control_normal(normal, fitted, slopes)
         warp = (
-            fit_warp(WHERE, fitted, names, fit.ess)
+            fit_warp(WHERE, fitted, names, fit.ess, controlled)
             if bent
-            else as_warp(fit_normal(WHERE, fitted, names))
+            else as_warp(likelier(normal, controlled, fitted, fit.ess))
         )
         number = num_proposals or use.draws.size // d
         at_draws = None if known is None else known[:, use.rows].reshape(-1)
@@ -299,6 +312,8 @@ def refit_halves(
     names: tuple[str, ...],
     key: jax.Array,
     num_proposals: int,
+    *,
+    controlled: bool = False,
 ) -> list[Half]:
     """Fit the map of each half again, to the draws that it was fitted to and to its first
     proposals, and bridge anew.
@@ -308,14 +323,16 @@ def refit_halves(
     then bridged to, nor among the new proposals.
 
     halves : of bent maps, with mirror images, which are proposals as well. num_proposals : new
-        ones, for each half.
+        ones, for each half. controlled : scores have controlled the normals of these maps, which
+        may be nearer to the posterior than those of the points.
     """
     refitted = []
     for half, fit, k in zip(halves, halves[::-1], jax.random.split(key), strict=True):
         pool, ess = _pooled(half, fit)
         at_draws, _ = half.split(half.log_ratio + half.warp.log_density(half.standard))
         use = _Part(half.draws, half.rows, half.weights, half.ess)
-        warp = fit_warp(WHERE, pool, names, ess)
+        before = half.warp.normal.ordered(np.argsort(half.warp.order))
+        warp = fit_warp(WHERE, pool, names, ess, before if controlled else None)
         refitted.append(
             _evaluate(density, use, warp, k, num_proposals, at_draws.reshape(-1), symmetric=False)
         )
@@ -759,6 +776,8 @@ def solve_bridge(
     # of.
     if not (proposed.any() and drawn.any()):
         return Bridge(np.nan, np.nan, np.nan, share, 0.0, ess)
+    # By the identity at this Z: what the search leaves would be 1e-13 beside an exact bridge.
+    value += np.log(proposed.mean() / _mean(drawn, weights))
     proposed_error = proposed.std() / (np.sqrt(len(proposed)) * proposed.mean())
     drawn_error = float(mcse_mean(drawn[..., None], weights)[0]) / _mean(drawn, weights)
     shares = np.ones(drawn.shape) if weights is None else weights.values

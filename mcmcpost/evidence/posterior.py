@@ -213,6 +213,7 @@ def estimate_from_posterior(
         points,
         names,
         known=posterior.log_density,
+        scores=posterior.scores,
         weights=posterior.weights,
     )
     # Plain bridges cost nothing beyond these densities, so both are always there as cross-checks.
@@ -221,7 +222,14 @@ def estimate_from_posterior(
     # 0.0026 at 1.8 times the evaluations, and to 0.0020 with polynomials.
     for_first, for_second = jax.random.split(for_bridges)
     first = halved(for_first, bent=True, num_proposals=-(-min(number, MOST_PROPOSALS) // 2))
-    halves = refit_halves(posterior.values, first, names, for_second, number)
+    halves = refit_halves(
+        posterior.values,
+        first,
+        names,
+        for_second,
+        number,
+        controlled=posterior.scores is not None,
+    )
     estimates = [plain_bridge(first, symmetric=True), plain_bridge(halves, symmetric=False)]
     densities, gradients = 2 * sum(len(half.log_ratio) for half in first) + 2 * number, 0
     if posterior.scores is not None:

@@ -32,6 +32,10 @@ class Normal(NamedTuple):
         """Return x = mean + lower z."""
         return self.mean + standard @ self.lower.T
 
+    def ordered(self, order: Int[np.ndarray, " d"]) -> "Normal":
+        """Return the normal of the coordinates in another order."""
+        return Normal(self.mean[order], _triangular(self.lower[order]))
+
     def log_density(self, standard: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         """Return log N(x) at x = mean + lower z."""
         constant = 0.5 * len(self.mean) * np.log(2 * np.pi) + np.log(np.diagonal(self.lower)).sum()
@@ -67,6 +71,62 @@ def fit_normal(where: str, points: Float[np.ndarray, "n d"], names: tuple[str, .
             )
         lower[i, i] = np.sqrt(pivot)
     return Normal(mean, spread[:, None] * lower)
+
+
+def _triangular(root: Float[np.ndarray, "d d"]) -> Float[np.ndarray, "d d"]:
+    """Return the lower triangular factor of root rootᵀ with a positive diagonal."""
+    lower = np.linalg.qr(root.T, mode="r").T
+    return lower * np.where(np.diagonal(lower) < 0, -1.0, 1.0)
+
+
+def control_normal(
+    normal: Normal, points: Float[np.ndarray, "n d"], scores: Float[np.ndarray, "n d"]
+) -> Normal:
+    """Return the normal of some points with a mean and a covariance that their scores control.
+
+    Where z has the covariance I at the points, the scores of a normal density are −P(z − m): their
+    regression on the points has no error, and the covariance of n points that of d(d + 3)/2
+    numbers. Of any density P has the same limit as the inverse covariance of z, since E[s zᵀ] = −I
+    (Mira, Solgi and Imparato 2013, doi:10.1007/s11222-012-9344-6, the controls of degree one).
+
+    normal : of the points, by `fit_normal`.
+    """
+    n, d = points.shape
+    z, pulled = normal.standardise(points), scores @ normal.lower
+    mean_score = pulled.mean(axis=0)
+    precision = -(z.T @ (pulled - mean_score)) / (n - 1)
+    values, vectors = np.linalg.eigh((precision + precision.T) / 2)
+    # The covariance of n normal points is at least (1 − √(d/n))² of the true one in any direction,
+    # and so is the true precision of z. Below that is what scores are no linear functions for.
+    least = max((1 - np.sqrt(min(d / n, 1.0))) ** 2 / 2, LEAST_PRECISION)
+    values = np.maximum(values, least)
+    mean = vectors @ ((mean_score @ vectors) / values)
+    root = normal.lower @ (vectors / np.sqrt(values))
+    return Normal(normal.restore(mean[None])[0], _triangular(root))
+
+
+LEAST_PRECISION = 0.01
+"""Precision in units of that of the points below which no controlled one is."""
+
+
+def likelier(
+    normal: Normal, known: Normal | None, points: Float[np.ndarray, "n d"], ess: float
+) -> Normal:
+    """Return the normal of some points, or one that is known otherwise where it is as near to the
+    density.
+
+    The mean log density at the points themselves is for the first too large, and that at others of
+    the same density too small: by 2p/(2(n − d − 2)) together, of n independent normal ones, p = d(d
+    + 3)/2 its parameters; and beside it stand three standard deviations of chance.
+    """
+    if known is None:
+        return normal
+    own, other = (one.log_density(one.standardise(points)).mean() for one in (normal, known))
+    # Chains that turn back are worth more draws than they have, but of means alone.
+    n, d = min(ess, len(points)), points.shape[1]
+    twice = d * (d + 3)
+    enough = n > d + 2 and own - other > (twice + 3 * np.sqrt(twice)) / (2 * (n - d - 2))
+    return normal if enough else known
 
 
 REACH = 3.0
@@ -198,7 +258,11 @@ def as_warp(normal: Normal) -> Warp:
 
 
 def fit_warp(
-    where: str, points: Float[np.ndarray, "n d"], names: tuple[str, ...], ess: float
+    where: str,
+    points: Float[np.ndarray, "n d"],
+    names: tuple[str, ...],
+    ess: float,
+    known: Normal | None = None,
 ) -> Warp:
     """Fit a map to the points: the normal, and beyond it the terms that their number makes
     significant.
@@ -210,7 +274,8 @@ def fit_warp(
 
     Parameters
     ----------
-    ess : how many independent draws the points are worth.
+    ess : how many independent draws the points are worth. known : a normal that is taken in place
+        of theirs where that is not `likelier`.
 
     Raises
     ------
@@ -224,7 +289,12 @@ def fit_warp(
     # which names a constant coordinate in the order that was given
     fit_normal(where, points, names)
     order = _order(points, limit)
-    normal = fit_normal(where, points[:, order], tuple(names[i] for i in order))
+    normal = likelier(
+        fit_normal(where, points[:, order], tuple(names[i] for i in order)),
+        None if known is None else known.ordered(order),
+        points[:, order],
+        ess,
+    )
     moved, standard = normal.standardise(points[:, order]), np.zeros((n, d))
     fitted: list[_Terms] = []
     shape = _straight(d)
@@ -413,9 +483,10 @@ def _likeliest(
 
 def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarray, " 4"]:
     """Return a, b, ε and δ of a series: a normal unless a sinh–arcsinh one gains more than
-    `limit`."""
+    `limit`, and the standard normal unless another does."""
     mean, spread = series.mean(), series.std()
-    plain = np.array([mean, spread, 0.0, 1.0])
+    known = len(series) * (mean**2 + spread**2 - 1.0 - 2.0 * np.log(spread)) <= limit
+    plain = np.array([0.0, 1.0, 0.0, 1.0] if known else [mean, spread, 0.0, 1.0])
     unit = (series - mean) / spread
     skewness, kurtosis = (unit**3).mean(), (unit**4).mean() - 3.0
     # Jarque and Bera's statistic: a first look that spares most margins the search.

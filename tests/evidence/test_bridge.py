@@ -173,8 +173,8 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
         controlled = [by_name[name] for name in ("bridge (controlled)", "bridge (controlled path)")]
         z.append([(e.value - 2 * np.log(40320.0)) / e.error for e in controlled])
         gain.append([by_name["bridge (warp-III)"].mcse / e.error for e in controlled])
-    # over twenty other seeds the true gains are 1.5 and 23, and the reported ones 1.4 and 22
-    assert (np.median(gain, axis=0) > (1, 15)).all(), np.median(gain, axis=0)
+    # over twenty other seeds the true gains are 3.1 and 31, and the reported ones 2.1 and 17
+    assert (np.median(gain, axis=0) > (1, 10)).all(), np.median(gain, axis=0)
     assert (np.square(z).sum(axis=0) < chi2.isf(1e-5, len(z))).all()
 
     gaussian_density, log_z, sample = gaussian(2, rng)
@@ -190,12 +190,12 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
     [0.0, 1e3, -1e8],
 )
 def test_no_error_is_below_the_rounding_of_the_density(constant, rng, key):
-    """On a normal the controlled path is exact, and its error is that of numbers of the size of the
-    log density."""
+    """On a normal every bridge with scores is exact, and its error is that of numbers of the size of
+    the log density."""
     log_density, log_z, sample = gaussian(2, rng)
     found, _ = controlled_estimates(sample(4, 200), lambda x: log_density(x) + constant, key)
-    assert found.method == "bridge (controlled path)"
-    np.testing.assert_allclose(found.value, log_z + constant, rtol=0, atol=4.5 * found.mcse)
+    for one in found.estimates:
+        np.testing.assert_allclose(one.value, log_z + constant, rtol=0, atol=4.5 * one.mcse)
     assert 0.5 * np.spacing(abs(found.value)) <= found.mcse < 1e-14 * max(100.0, abs(constant))
 
 
@@ -557,10 +557,9 @@ def test_the_model_of_other_data_is_noticed(rng, key):
     recorded["sample_stats"]["lp"] = xarray.DataArray(
         -3.125 * (draws - y.sum() / 6.25) ** 2, dims=("chain", "draw")
     )
-    assert (
-        mp.bridge_evidence(recorded, conjugate, y, key=key, method="zv2", degree=0).status
-        is mp.Status.CONTROLLED
-    )
+    found = mp.bridge_evidence(recorded, conjugate, y, key=key, method="zv2", degree=0)
+    assert found.status is mp.Status.PLAIN  # exact, as scores give the normal
+    assert found.error < 1e-13
     with pytest.raises(mp.ScoreError, match="lp"):
         mp.bridge_evidence(recorded, conjugate, y + 0.02, key=key)
 

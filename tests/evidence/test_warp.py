@@ -6,7 +6,7 @@ import pytest
 from scipy.special import gammaln
 
 from mcmcpost.evidence import Normal, Warp, fit_warp
-from mcmcpost.evidence.warp import as_warp
+from mcmcpost.evidence.warp import as_warp, control_normal, fit_normal, likelier
 
 NAMES = ("a", "b", "c")
 
@@ -72,6 +72,48 @@ def test_draws_of_a_normal_bend_nothing(rng):
         [[1.0, 0.4, 0.0], [0.0, 1.0, -0.8], [0.0, 0.0, 0.5]]
     )
     assert fit_warp("test", points, NAMES, 2_000.0).num_fitted == 9
+
+
+def log_density_of(normal, points):
+    return normal.log_density(normal.standardise(points))
+
+
+def test_scores_of_a_normal_density_give_it_exactly(rng):
+    """Of 40 coordinates and 100 draws, whose own covariance is far from it."""
+    d, n = 40, 100
+    root, mean = rng.normal(size=(d, d)) + 3 * np.eye(d), 10 * rng.normal(size=d)
+    points = mean + rng.normal(size=(n, d)) @ root.T
+    scores = -(points - mean) @ np.linalg.inv(root @ root.T)
+    own = fit_normal("test", points, tuple(f"x[{j}]" for j in range(d)))
+    found = control_normal(own, points, scores)
+    np.testing.assert_allclose(found.mean, mean, atol=1e-6)
+    np.testing.assert_allclose(found.lower @ found.lower.T, root @ root.T, atol=1e-6)
+    assert (np.diagonal(found.lower) > 0).all()
+    assert likelier(own, found, points, float(n)) is found
+    assert likelier(own, None, points, float(n)) is own
+    order = rng.permutation(d)
+    np.testing.assert_allclose(
+        log_density_of(found.ordered(order), points[:, order]), log_density_of(found, points)
+    )
+
+
+@pytest.mark.parametrize("rate", [0.3, 1.0, 1.6])
+def test_scores_that_are_far_from_linear_do_not_make_a_fit_worse(rng, rate):
+    """Coordinates whose log scale is another: the wider it varies, the larger are their scores."""
+
+    def draw(n):
+        v, z = rng.normal(size=(n, 1)), rng.normal(size=(n, 4))
+        x = z * np.exp(rate * v)
+        by_v = -v[:, 0] + rate * (z**2 - 1).sum(axis=1)
+        return np.concatenate([v, x], axis=1), np.column_stack([by_v, -z * np.exp(-rate * v)])
+
+    points, scores = draw(300)
+    own = fit_normal("test", points, tuple("vabcd"))
+    chosen = likelier(own, control_normal(own, points, scores), points, 300.0)
+    others, _ = draw(20_000)
+    lost = (log_density_of(own, others) - log_density_of(chosen, others)).mean()
+    assert lost < 0.1
+    assert (chosen is own) == (rate > 0.5)
 
 
 def funnel(z):

@@ -104,7 +104,7 @@ def test_equal_weights_change_nothing(rng, key):
         tree_of(x, np.full((4, 250), 7.0)), logdensity_fn=log_density, key=key, method="plain"
     )
     # Effective sizes above the number of draws are believed of neither; below it they agree.
-    np.testing.assert_allclose(weighted.value, without.value, atol=0.2 * without.error)
+    np.testing.assert_allclose(weighted.value, without.value, atol=0.4 * without.error)
     np.testing.assert_allclose(weighted.error, without.error, rtol=0.25)
 
 
