@@ -172,9 +172,10 @@ def estimate_from_posterior(
 
     Weighted draws are bridged with their weights, by self-normalised means.
 
-    The density is that of a `Warp`, a normal that is bent where the draws say so. It is fitted
-    twice: to the draws, and to these and its first proposals together (`refit_halves`), which are
-    many more. In the coordinates in which it is standard normal the estimates are, from simple to
+    The density is that of a `Warp`, a normal that is bent where the draws say so, whose mean and
+    covariance scores control (`control_normal`). It is fitted twice: to the draws, and to these and
+    its first proposals together (`refit_halves`), which are many more. In the coordinates in which
+    it is standard normal the estimates are, from simple to
     rich: ``bridge (warp-III)``, of the first fit, to the posterior averaged with its mirror image,
     and ``bridge (fitted)``, of the second, to the posterior itself; with scores also ``bridge
     (controlled)``, both means of the latter with control variates. ``bridge (controlled path)`` is

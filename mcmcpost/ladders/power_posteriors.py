@@ -37,8 +37,9 @@ from mcmcpost.evidence import (
     ladder_barrier,
 )
 from mcmcpost.evidence.barrier import path_barrier
-from mcmcpost.evidence.bridge import solve_bridge
-from mcmcpost.ladders.lanes import HamiltonianKernel
+from mcmcpost.evidence.bridge import median_ess, solve_bridge
+from mcmcpost.evidence.warp import control_normal, likelier
+from mcmcpost.ladders.lanes import HamiltonianKernel, evaluate_at
 from mcmcpost.ladders.sampling import SampledLadder, sample_ladder, sample_more_rungs
 from mcmcpost.scores import check_scalar
 from mcmcpost.trees import is_ladder, ladder_to_datatree, read_ladder
@@ -327,7 +328,9 @@ def sample_power_posteriors(
         target, probed, points = _resolve_with_reference(
             where, reference, model, args, kwargs, log_likelihood, log_prior, sample_prior, names
         )
-        normal = fit_normal(where, points, target.names)
+        normal = in_float64(fit_reference)(
+            where, target, points, forward_mode=kernel is not None and kernel.forward_mode
+        )
         target = reference_target(target, normal)
         key, place_key = jax.random.split(key)
         if temperatures is None or isinstance(temperatures, int):
@@ -336,7 +339,7 @@ def sample_power_posteriors(
                 where, "temperatures", temperatures, cure, least=2, most=MAX_RUNGS, optional=True
             )
             temperatures = in_float64(place_rungs)(
-                where, target, normal, points, place_key, temperatures
+                where, target, normal, points.reshape(-1, points.shape[-1]), place_key, temperatures
             )
     sampled = sample_ladder(
         target,
@@ -370,8 +373,8 @@ def _resolve_with_reference(
     log_prior: Callable[[jax.Array], jax.Array] | None,
     sample_prior: Callable[[jax.Array], jax.Array] | None,
     names: tuple[str, ...] | None,
-) -> tuple[TemperedTarget, ProbedModel | None, Float[np.ndarray, "n d"]]:
-    """Return the target, whose prior need not be sampled, and the unconstrained draws (n, d) of the
+) -> tuple[TemperedTarget, ProbedModel | None, Float[np.ndarray, "c n d"]]:
+    """Return the target, whose prior need not be sampled, and the unconstrained draws of the
     reference."""
     check_tree_type(where, reference)
     if is_ladder(reference):
@@ -397,9 +400,26 @@ def _resolve_with_reference(
             sampler,
             labels if names is None else names,
         )
-    # Chains do not matter to a normal fit: one row for each draw.
-    points, _ = check_draws(where, draws, target.names)
-    return target, probed, points.reshape(-1, points.shape[-1])
+    return target, probed, check_draws(where, draws, target.names)[0]
+
+
+def fit_reference(
+    where: str,
+    target: TemperedTarget,
+    points: Float[np.ndarray, "c n d"],
+    *,
+    forward_mode: bool,
+) -> Normal:
+    """Return the normal of posterior draws, controlled by their scores where that brings it
+    nearer."""
+    rows = points.reshape(-1, points.shape[-1])
+    normal = fit_normal(where, rows, target.names)
+    at = evaluate_at(target, rows, forward_mode=forward_mode)
+    scores = np.asarray(at.gradient_log_likelihood) + np.asarray(at.gradient_log_prior)
+    if not np.isfinite(scores).all():
+        return normal
+    controlled = control_normal(normal, rows, scores)
+    return likelier(normal, controlled, rows, median_ess(points))
 
 
 def _no_prior_draw(size: int) -> Callable[[jax.Array], Array]:
