@@ -59,6 +59,9 @@ if TYPE_CHECKING:
     import xarray
 
 
+NUM_SCORED = 10_000
+"""Draws of the trace, at most and evenly spaced, whose gradients control the reference."""
+
 NUM_PLACING = 1_000
 """Draws of the trace, and as many of the reference, from which the barrier is estimated to place
 the rungs."""
@@ -328,7 +331,7 @@ def sample_power_posteriors(
         target, probed, points = _resolve_with_reference(
             where, reference, model, args, kwargs, log_likelihood, log_prior, sample_prior, names
         )
-        normal = in_float64(fit_reference)(
+        normal = in_float64(_fit_reference)(
             where, target, points, forward_mode=kernel is not None and kernel.forward_mode
         )
         target = reference_target(target, normal)
@@ -403,22 +406,23 @@ def _resolve_with_reference(
     return target, probed, check_draws(where, draws, target.names)[0]
 
 
-def fit_reference(
+def _fit_reference(
     where: str,
     target: TemperedTarget,
     points: Float[np.ndarray, "c n d"],
     *,
     forward_mode: bool,
 ) -> Normal:
-    """Return the normal of posterior draws, controlled by their scores where that brings it
-    nearer."""
-    rows = points.reshape(-1, points.shape[-1])
-    normal = fit_normal(where, rows, target.names)
+    """Return the normal of posterior draws, controlled by the scores at `NUM_SCORED` of them where
+    that brings it nearer."""
+    every = points.reshape(-1, points.shape[-1])
+    rows = every[:: -(-len(every) // NUM_SCORED)]
     at = evaluate_at(target, rows, forward_mode=forward_mode)
     scores = np.asarray(at.gradient_log_likelihood) + np.asarray(at.gradient_log_prior)
+    normal = fit_normal(where, every, target.names)
     if not np.isfinite(scores).all():
         return normal
-    controlled = control_normal(normal, rows, scores)
+    controlled = control_normal(fit_normal(where, rows, target.names), rows, scores)
     return likelier(normal, controlled, rows, median_ess(points))
 
 
