@@ -190,8 +190,8 @@ def test_control_variates_shrink_the_error_and_it_stays_honest(rng, key):
     [0.0, 1e3, -1e8],
 )
 def test_no_error_is_below_the_rounding_of_the_density(constant, rng, key):
-    """On a normal every bridge with scores is exact, and its error is that of numbers of the size of
-    the log density."""
+    """On a normal every bridge with scores is exact, and its error is that of numbers of the size
+    of the log density."""
     log_density, log_z, sample = gaussian(2, rng)
     found, _ = controlled_estimates(sample(4, 200), lambda x: log_density(x) + constant, key)
     for one in found.estimates:
