@@ -342,6 +342,9 @@ DISAGREEMENT = 4.0
 """Joint standard errors by which methods on the same draws may differ before they are said to
 disagree."""
 
+ROUNDED = 1e-12
+"""Distance of two log evidences, relative to their size, that is rounding."""
+
 
 class EvidenceComparison(NamedTuple):
     """Log evidences, Bayes factors and posterior probabilities of several models.
@@ -448,7 +451,8 @@ def disagreements(evidence: Evidence) -> list[str]:
         gap = abs(other.value - first.value)
         scale = np.hypot(other.error, first.error)
         trusted = not other.info.get("reason") and np.isfinite(gap) and np.isfinite(scale)
-        if trusted and gap > DISAGREEMENT * scale:
+        # Exact ones have errors that are rounding, too, and of each other they know no more.
+        if trusted and gap > DISAGREEMENT * scale + ROUNDED * max(1.0, abs(first.value)):
             sentences.append(
                 f"{other.method} {other.value:.6g} ± {other.error:.2g} and {first.method} "
                 f"{first.value:.6g} ± {first.error:.2g} differ by {gap / scale:.1f} joint "
