@@ -126,8 +126,8 @@ replications differ (three log-gamma coordinates, 1,000 draws); of indicators th
 
 TOO_FAR = 1e-2
 """The same above which they are not sought in more than `ALWAYS_COORDINATES`. With 1,000 draws of
-six real models they took half of the time, and there left gains as they were; below, they gain up
-to tenfold."""
+six real models they took a third to a half of the time, and there left gains as they were; below,
+they gain up to tenfold."""
 
 SLOW = 5.0
 """Draws of an integrand per effective draw from which the second kernel is not used: it passes
