@@ -168,7 +168,8 @@ def measured(name: str, folder: Path, replicates: int) -> Iterator[dict]:
     longer = kept(1, CHAINS, TRUTH_DRAWS, TRUTH_SEED)
     facts = longer["sample_stats"].sizes["unconstrained_parameter"], seconds_per_thousand(model)
     truths = summarise(longer, Auto(kernel=False))
-    found = [summarise(tree, "auto", timed=True) for tree in (trees[0], *trees)][1:]  # compiled
+    # The first of them twice: it compiles what the others use.
+    found = [summarise(tree, "auto", timed=True) for tree in (trees[0], *trees)][1:]
     plain = [summarise(tree, "plain") for tree in trees]
     sd = truths["scales"].value
     for kind in COLUMNS:

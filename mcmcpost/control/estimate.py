@@ -261,7 +261,7 @@ class Curve(NamedTuple):
     status: Shaped[np.ndarray, "p t"]
 
     def __repr__(self) -> str:
-        """Return the table: the arrays of a tuple are none."""
+        """Return the table, in place of the arrays of a tuple."""
         return repr(self.to_dataframe())
 
     def to_dataframe(self) -> "pandas.DataFrame":

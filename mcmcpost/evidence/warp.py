@@ -97,7 +97,8 @@ def control_normal(
     precision = -(z.T @ (pulled - mean_score)) / (n - 1)
     values, vectors = np.linalg.eigh((precision + precision.T) / 2)
     # The covariance of n normal points is at least (1 − √(d/n))² of the true one in any direction,
-    # and so is the true precision of z. Below that is what scores are no linear functions for.
+    # and so is the true precision of z. Half of that, since draws are neither normal nor
+    # independent; what is below it comes of scores that are no linear functions.
     least = max((1 - np.sqrt(min(d / n, 1.0))) ** 2 / 2, LEAST_PRECISION)
     values = np.maximum(values, least)
     mean = vectors @ ((mean_score @ vectors) / values)
@@ -106,13 +107,14 @@ def control_normal(
 
 
 LEAST_PRECISION = 0.01
-"""Precision in units of that of the points below which no controlled one is."""
+"""The same where there are hardly more draws than coordinates: a direction ten times as wide as the
+draws say is no estimate but a division by noise."""
 
 
 def likelier(
     normal: Normal, known: Normal | None, points: Float[np.ndarray, "n d"], ess: float
 ) -> Normal:
-    """Return the normal of some points, or one that is known otherwise where it is as near to the
+    """Return the normal fitted to the points, or a `known` one unless the first is nearer to their
     density.
 
     The mean log density at the points themselves is for the first too large, and that at others of
