@@ -155,9 +155,7 @@ class Splines(NamedTuple):
         of the one with most draws. A function may also grow beyond the outermost draws, which one
         fold's neighbours never show: how it does is seen without several of them.
         """
-        fine, coarse = (
-            regression.crossfit(problem, method, last) for regression in (self.fine, self.coarse)
-        )
+        fine = self.fine.crossfit(problem, method, last)
         total, weight = problem.counts.sum(), problem.counts * self.beyond
         beyond = (
             np.abs(
@@ -165,7 +163,7 @@ class Splines(NamedTuple):
             )
             / total
         )
-        doubt = np.abs(fine.mean - coarse.mean) + beyond
+        doubt = np.abs(fine.mean - self.coarse.mean(problem, last)) + beyond
         if last is None and not self.of_events:  # which do not grow
             doubt = np.hypot(doubt, self.fine.outermost(problem, self.field.value))
         return fine._replace(doubt=doubt)
