@@ -52,6 +52,7 @@ from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.quantiles import quantiles, sd_of
 from mcmcpost.control.standard_errors import RULE_OF_THREE, plain_means, plain_variance
 from mcmcpost.core.arguments import as_real, check_number, check_probabilities
+from mcmcpost.core.arrays import LARGE, in_blocks
 from mcmcpost.core.errors import TRUSTED, InputError, Status
 from mcmcpost.core.mcse import mcse_mean, mean_over_draws
 from mcmcpost.core.precision import in_float64
@@ -60,6 +61,9 @@ from mcmcpost.scores import effective_size
 
 EPS = float(np.finfo(float).eps)
 """The least error of a probability."""
+
+SPLINES = 128
+"""Numbers a state that the regressions of a quantity take."""
 
 UNSURE = 1 / 3
 """Relative error of E[v·∇h | h] from which no density is had from it."""
@@ -161,7 +165,7 @@ class Distribution(NamedTuple):
         at = self._points("cdf", thresholds)
         if self.over_all is None:
             each = [
-                self._one(j).below(row[None])
+                self._prepared(np.array([j])).below(row[None])
                 for j, row in zip(self.place.tolist(), at, strict=True)
             ]
         else:
@@ -299,7 +303,7 @@ class Distribution(NamedTuple):
         at = self._points("pdf", points)
         if self.over_all is None:
             rows = [
-                _densities(self._one(j), row)
+                _densities(self._prepared(np.array([j])), row)
                 for j, row in zip(self.place.tolist(), at, strict=True)
             ]
         else:
@@ -337,31 +341,34 @@ class Distribution(NamedTuple):
             over_all=None if self.over_all is None else self.over_all.select(places),
         )
 
-    def _one(self, j: int) -> "Distribution":
-        """Return the distribution of one quantity of the sample, with the regressions of its
+    def _prepared(self, places: Int[np.ndarray, " k"]) -> "Distribution":
+        """Return the distributions of some quantities of the sample, with the regressions of their
         functions at hand."""
-        single = self.select(np.array([j]))
-        if single.problem is None or (known := single.marginals[0]) is None:
-            return single
-        return single._replace(marginals=(known.prepared(single.problem),))
+        chosen = self.select(places)
+        if chosen.problem is None:
+            return chosen
+        known = (None if m is None else m.prepared(chosen.problem) for m in chosen.marginals)
+        return chosen._replace(marginals=tuple(known))
 
     def _by_quantity(
         self, answer: "Callable[[Distribution], Estimate]", *, singly: bool = False
     ) -> Estimate:
-        """Return the results for all quantities, in their order, each of those whose functions are
-        known by itself.
+        """Return the results for all quantities, in their order.
 
-        What these share is then in memory for one at a time, and none is searched for longer
-        because of another. The others share their regression, unless they are taken `singly`, too.
+        Those whose functions are known are taken some at a time, or each by itself where all are
+        taken `singly`; the others at once, since they share their regression.
         """
         p = len(self.sample.names)
-        # Splines of all quantities at once would be some hundred numbers a state and quantity.
-        alone = np.array([singly or self.marginal(j) is not None for j in range(p)])
-        parts = [answer(self._one(j)) for j in np.flatnonzero(alone).tolist()]
-        parts += [] if alone.all() else [answer(self.select(np.flatnonzero(~alone)))]
+        known = np.array([singly or self.marginal(j) is not None for j in range(p)])
+        alone, others = np.flatnonzero(known), np.flatnonzero(~known)
+        # Side by side they take half of the time, and some hundred numbers a state and quantity.
+        width = SPLINES * self.sample.values[..., 0].size
+        groups = in_blocks(len(alone), width, 1 if singly else LARGE)
+        parts = [answer(self._prepared(alone[group])) for group in groups]
+        parts += [answer(self.select(others))] if len(others) else []
         estimate = side_by_side(parts, self.sample.trace.weights)
         each = len(estimate.mean) // p
-        first = np.argsort(np.argsort(~alone, kind="stable")) * each
+        first = np.argsort(np.concatenate([alone, others])) * each
         return estimate.select((first[:, None] + np.arange(each)).reshape(-1))
 
     def marginal(self, j: int) -> Marginal | None:
@@ -409,6 +416,21 @@ class Distribution(NamedTuple):
         # Of what is no coordinate, a step may be anywhere between two draws: only its error tells.
         return np.where(np.abs(between - steps) <= SAME * np.ptp(h), between, steps)
 
+    def _doubt(
+        self,
+        j: int,
+        marginal: Marginal,
+        thresholds: Float[np.ndarray, " t"],
+        steps: Float[np.ndarray, " t"],
+    ) -> Float[np.ndarray, " t"]:
+        """Return the error of the probability of each event from a step that may be elsewhere."""
+        if marginal.certain and marginal.is_linear:
+            return np.zeros(len(steps))
+        assert self.problem is not None
+        value = next(iter(marginal.fields.values())).value
+        unsure = marginal.unsure(self.standard(j, thresholds))[0] if marginal.certain else None
+        return doubt_of_steps(value, self.problem.num_states, steps, unsure)
+
     def effective_sizes(self) -> Float[np.ndarray, " p"]:
         """Return the effective sample sizes of the quantities of the sample; infinite for one that
         is not finite."""
@@ -448,47 +470,36 @@ class Distribution(NamedTuple):
         if self.problem is None or (problem := events.problem_on(self.problem)) is None:
             estimate = assemble(events, self.options, plain=plain_events)
             return estimate, estimate.mean[None]
-        best, plain = PlainMean().crossfit(problem), plain_variance(problem)
+        plain = plain_variance(problem)
         # Events of what is no known function of the coordinates are regressed on the scores, as any
         # integrand.
         direct: list[int] = []
+        splines: list[tuple[np.ndarray, Mapping[str, Splines]]] = []
+        steps, doubt = np.zeros(len(plain)), np.zeros(len(plain))
         for j in range(len(sample.names)):
             members = np.flatnonzero(of[events.columns] == j)
             marginal = self.marginal(j)
             if marginal is None or not marginal.fields:
                 direct += members.tolist()
             elif len(members):
-                steps = self._steps(j, marginal, thresholds[j])
-                columns = events.columns[members] - j * each
+                own_steps = self._steps(j, marginal, thresholds[j])
+                own_doubt = self._doubt(j, marginal, thresholds[j], own_steps)
                 if shared:
-                    with_steps = {
-                        name: Splines.of(problem, field, steps)
+                    fields = {
+                        name: Splines.of(problem, field, own_steps)
                         for name, field in marginal.fields.items()
                     }
-                    fit = crossfit_functions(problem.select(members), with_steps, plain[members])
+                    splines.append((members, fields))
+                    doubt[members] = np.linalg.norm(own_doubt)
                 else:
-                    fit = crossfit_functions(
-                        problem.select(members), marginal.splines, plain[members], steps[columns]
-                    )
-                if not (marginal.certain and marginal.is_linear):
-                    # Where no draw is on the wrong side of a step, residuals show nothing.
-                    value = next(iter(marginal.fields.values())).value
-                    unsure = (
-                        marginal.unsure(self.standard(j, thresholds[j]))[0]
-                        if marginal.certain
-                        else None
-                    )
-                    doubt = doubt_of_steps(value, problem.num_states, steps, unsure)
-                    doubt = (
-                        np.full(len(members), np.linalg.norm(doubt)) if shared else doubt[columns]
-                    )
-                    controlled = np.array([status is not Status.PLAIN for status in fit.status])
-                    fit = fit._replace(
-                        doubt=np.hypot(
-                            fit.doubt, np.where(controlled, doubt / problem.scale[members], 0.0)
-                        )
-                    )
-                best = replace_columns(best, fit, members, np.arange(len(members)))
+                    splines.append((members, marginal.splines))
+                    columns = events.columns[members] - j * each
+                    steps[members], doubt[members] = own_steps[columns], own_doubt[columns]
+        best = crossfit_functions(problem, splines, plain, None if shared else steps)
+        # Where no draw is on the wrong side of a step, residuals show nothing.
+        controlled = np.array([status is not Status.PLAIN for status in best.status])
+        doubt = np.where(controlled, doubt / problem.scale, 0.0)
+        best = best._replace(doubt=np.hypot(best.doubt, doubt))
         if direct:
             # A kernel for each of hundreds of indicators gains little and takes seconds.
             method = (

@@ -38,7 +38,7 @@ from mcmcpost.control.method import (
     AbstractControlVariate,
     FoldFit,
     PlainMean,
-    merge_fits,
+    concatenate_fits,
     replace_columns,
 )
 from mcmcpost.control.problem import Problem
@@ -258,7 +258,7 @@ class Marginal(NamedTuple):
 
 def crossfit_functions(
     problem: Problem,
-    fields: Mapping[str, Splines],
+    splines: Sequence[tuple[Int[np.ndarray, " k"], Mapping[str, Splines]]],
     lowest: Float[np.ndarray, " p"],
     steps: Float[np.ndarray, " p"] | None = None,
 ) -> FoldFit:
@@ -267,18 +267,30 @@ def crossfit_functions(
 
     Parameters
     ----------
-    problem : its integrands are functions of the quantity.
+    problem : its integrands are functions of quantities.
+    splines : of each quantity the columns of its functions, and the regressions of its fields.
     lowest : (p,) error variances that are to be improved upon.
     steps : (p,) h at the step of each function.
     """
-    best = PlainMean().crossfit(problem)
-    for method, splines in fields.items():
-        last = None if steps is None else splines.field.steps(problem.counts, steps)
-        fit = splines.crossfit(problem, f"FunctionOf({method})", last)
-        variance = judged_variance(problem, fit)
-        better = np.isfinite(variance) & (variance * NEED < lowest) & (lowest > ROUNDING**2)
+    best, lowest = PlainMean().crossfit(problem), lowest.copy()
+    # Quantities side by side: what errors take beside the regressions does not grow with them.
+    for turn in range(max((len(fields) for _, fields in splines), default=0)):
+        fits, places = [], []
+        for columns, fields in splines:
+            if turn < len(fields):
+                method, one = list(fields.items())[turn]
+                last = None
+                if steps is not None:
+                    last = one.field.steps(problem.counts, steps[columns])
+                fits.append(one.crossfit(problem.select(columns), f"FunctionOf({method})", last))
+                places.append(columns)
+        fit, at = concatenate_fits(fits), np.concatenate(places)
+        variance = judged_variance(problem.select(at), fit)
         # By 5 per cent (`NEED`): the choice is made on the folds that give the error.
-        best, lowest = merge_fits(best, fit, better), np.where(better, variance, lowest)
+        better = np.isfinite(variance) & (variance * NEED < lowest[at])
+        better = np.flatnonzero(better & (lowest[at] > ROUNDING**2))
+        best = replace_columns(best, fit, at[better], better)
+        lowest[at[better]] = variance[better]
     return best
 
 
@@ -322,7 +334,7 @@ def crossfit_of_coordinates(
             splines = {
                 method: Splines.of(selected, field, steps) for method, field in fields.items()
             }
-            fit = crossfit_functions(selected, splines, lowest[subset])
+            fit = crossfit_functions(selected, [(np.arange(len(subset)), splines)], lowest[subset])
             fit = fit._replace(doubt=fit.doubt + doubt)
             variance = judged_variance(selected, fit)
             chosen = np.array([status is not Status.PLAIN for status in fit.status])

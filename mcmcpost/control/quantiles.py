@@ -10,7 +10,7 @@ from jaxtyping import Bool, Float
 from scipy.interpolate import PchipInterpolator
 from scipy.optimize import isotonic_regression
 
-from mcmcpost.control.estimate import Estimate, rescaled
+from mcmcpost.control.estimate import Estimate, rescaled, side_by_side
 from mcmcpost.control.method import PlainMean
 from mcmcpost.control.order_statistics import (
     EXPONENTIAL,
@@ -79,10 +79,13 @@ def _bracketed(
     quantile, slope = plain.copy(), np.zeros(len(levels))
     if dist.marginal(0) is None:  # and then of none
         return quantile, slope
-    width = APART * np.sqrt(levels * (1 - levels) / dist.effective_sizes()[0])
+    sizes = dist.effective_sizes()
+    sizes = np.repeat(sizes, len(levels) // len(sizes))
+    width = APART * np.sqrt(levels * (1 - levels) / sizes)
     low, high = np.clip(levels - width, 0, 1), np.clip(levels + width, 0, 1)
     points = np.stack([invert(low), plain, invert(high)], axis=1)
-    estimate = dist.below(points.reshape(1, -1) * dist.sample.units)
+    units = dist.sample.units[:, None]
+    estimate = dist.below(points.reshape(len(units), -1) * units)
     values, mcse = estimate.mean.reshape(points.shape), estimate.mcse.reshape(points.shape)
     # An end that is known less well than it is apart from the middle, as where hardly a draw is
     # beyond it, would draw the slope of the others anywhere.
@@ -153,73 +156,83 @@ def _search(
 ) -> _Root:
     """Find quantiles from those of the draws; see `quantiles`.
 
-    dist : of one quantity, or of some of which nothing is known. scale : (q,) on which densities
-        change."""
+    dist : of quantities that all have marginals, or of which nothing is known. scale : (q,) on
+        which densities change."""
     sample, p = dist.sample, len(dist.sample.names)
-    each = np.repeat(sample.units, len(levels) // p)
+    each = len(levels) // p
+    units = np.repeat(sample.units, each)
     quantile, slope = _bracketed(dist, draws.invert(levels), levels, draws.invert)
     # Draws are centred, and what is small beside their mean has lost digits by that.
     rounding = np.finfo(float).eps * np.abs(draws.values.mean(axis=0))
 
-    def distribution_function(at: np.ndarray) -> Estimate:
-        below = np.where(draws.finite, draws.values <= at, np.nan)
-        below = below.reshape(*sample.values.shape[:2], -1)
-        return dist.events(below, (at * each).reshape(p, -1), shared=False)[0]
+    def levels_of(quantities: np.ndarray) -> np.ndarray:
+        return (quantities[:, None] * each + np.arange(each)).reshape(-1)
 
-    before: tuple[np.ndarray, Estimate] | None = None
-    first_slope = slope
-    at, done = quantile, np.zeros(len(levels), bool)
+    def distribution_function(quantities: np.ndarray, at: np.ndarray) -> Estimate:
+        rows = levels_of(quantities)
+        below = np.where(draws.finite[rows], draws.values[:, rows] <= at[rows], np.nan)
+        below = below.reshape(*sample.values.shape[:2], -1)
+        chosen = dist if len(quantities) == p else dist.select(quantities)
+        thresholds = (at * units)[rows].reshape(-1, each)
+        return chosen.events(below, thresholds, shared=False)[0]
+
+    parts, places = list[Estimate](), list[np.ndarray]()
+    first_slope, left = slope.copy(), np.arange(p)
+    at, mean, mcse, mean_plain, mcse_plain, remainder, known = np.zeros((7, len(levels)))
+    method, done = np.full(len(levels), "", dtype=object), np.zeros(len(levels), bool)
     for turn in range(MOST_PASSES):
+        before, last_mean, last_mcse, last_method = at, mean.copy(), mcse.copy(), method.copy()
         # One that is found stays, so that it does not depend on what else is asked for.
         at = np.where(done, at, quantile)
-        estimate = distribution_function(at)
-        if before is not None:
+        estimate, rows = distribution_function(left, at), levels_of(left)
+        mean[rows], mcse[rows], method[rows] = estimate.mean, estimate.mcse, estimate.method
+        mean_plain[rows], mcse_plain[rows] = estimate.mean_plain, estimate.mcse_plain
+        if turn > 0:
             # The secant: between two points that are close the function is known better than at
             # three far apart.
             with np.errstate(invalid="ignore", divide="ignore"):
-                last = before[1]
-                change = estimate.mean - last.mean
-                secant = change / (at - before[0])
+                change = mean - last_mean
+                secant = change / (at - before)
                 # What is left of an indicator jumps at every draw, and may be most of the change.
-                jump = estimate.mcse / estimate.mcse_plain / len(draws.values)
+                jump = mcse / mcse_plain / len(draws.values)
                 ratio = secant / slope
             # A density that falls is believed; one that rises may be that of a map which is known
             # at draws only, and has too small an error.
             falls = (ratio > 0) & (ratio <= 0.5) & (np.abs(change) > JUMPS * jump)
             believed = falls | ((ratio > 0.5) & (ratio < 2))
-            believed &= _is_known(
-                change,
-                np.hypot(estimate.mcse, last.mcse),
-                np.equal(estimate.method, last.method),
-            )
+            believed &= _is_known(change, np.hypot(mcse, last_mcse), method == last_method)
             slope = np.where(believed & ~done, secant, slope)
-        before = at, estimate
-        newton = (estimate.mcse < estimate.mcse_plain) & (slope > 0)
+        newton = (mcse < mcse_plain) & (slope > 0)
         with np.errstate(invalid="ignore", divide="ignore"):
-            step = np.where(newton, (levels - estimate.mean) / slope, 0.0)
+            step = np.where(newton, (levels - mean) / slope, 0.0)
             # A step of Newton's method leaves its square, over the scale on which the density
             # changes, and as much of it as the density is wrong.
             remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
-            known = np.where(
-                newton, estimate.mcse / slope + ROUNDING * (np.abs(at) + scale) + rounding, 0.0
-            )
-        quantile = np.where(
-            newton, at + step, draws.invert(levels - (estimate.mean - estimate.mean_plain))
-        )
+            known = np.where(newton, mcse / slope + ROUNDING * (np.abs(at) + scale) + rounding, 0.0)
+        quantile = np.where(newton, at + step, draws.invert(levels - (mean - mean_plain)))
         done |= ((turn > 0) | newton) & ~(remainder > SMALL_PART * known)
-        if done.all():
+        # Quantities of which a level is left are looked at again.
+        ended = done.reshape(p, each).all(axis=1)[left] | (turn == MOST_PASSES - 1)
+        parts.append(estimate.select(levels_of(np.flatnonzero(ended))))
+        places.append(levels_of(left[ended]))
+        left = left[~ended]
+        if not len(left):
             break
+    estimate = side_by_side(parts, sample.trace.weights)
+    estimate = estimate.select(np.argsort(np.concatenate(places)))
     error = np.where(newton, np.hypot(known, remainder), np.nan)
     # Where the density changes by more than a factor of two on the way, as about zero that of the
     # cube root of a normal, no slope is that of the quantile. What is certain is where the
     # distribution function is further from the level than its error, on either side.
     changed = (slope < first_slope / 2) | (slope > 2 * first_slope)
     doubted = newton & (changed | (remainder > SMALL_PART * known))
-    for side in (-1, 1) if doubted.any() else ():
+    of_doubt = np.flatnonzero(doubted.reshape(p, each).any(axis=1))
+    rows = levels_of(of_doubt)
+    for side in (-1, 1) if len(of_doubt) else ():
         reach, short = np.where(doubted, error, 0.0), doubted.copy()
         for _ in range(MOST_WIDENED):
-            beyond = side * (distribution_function(quantile + side * reach).mean - levels)
-            short &= ~(beyond >= estimate.mcse / 2)
+            there = distribution_function(of_doubt, quantile + side * reach)
+            short[rows] &= ~(side * (there.mean - levels[rows]) >= mcse[rows] / 2)
             if not short.any():
                 break
             reach = np.where(short, WIDEN * reach, reach)

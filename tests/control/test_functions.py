@@ -470,7 +470,8 @@ def test_functions_of_what_a_surrogate_stands_for_gain(rng, method):
     events = Sample.of(trace, ("below",), (effect <= 1.0)[..., None] * 1.0).problem_on(problem)
     at = marginal.at((np.array([1.0]) - problem.location) / problem.scale)
     plain = PlainMean().crossfit(events)
-    fit = crossfit_functions(events, marginal.prepared(events).splines, np.ones(1), steps=at)
+    splines = marginal.prepared(events).splines
+    fit = crossfit_functions(events, [(np.arange(1), splines)], np.ones(1), steps=at)
     controlled, own = (events.values - part.control for part in (fit, plain))
     # What a cubic leaves of the quantity itself puts draws near the threshold on its other side.
     assert (own[: events.num_states] ** 2).mean() > 5 * (

@@ -318,7 +318,7 @@ def bracketed(at, level, mean, mcse, method, size):
     dist = SimpleNamespace(
         marginal=lambda _: 0,
         effective_sizes=lambda: np.array([size]),
-        sample=SimpleNamespace(units=1.0),
+        sample=SimpleNamespace(units=np.ones(1)),
         below=lambda _: below,
     )
     points = iter(at[[0, 2], None])

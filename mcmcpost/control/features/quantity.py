@@ -189,7 +189,7 @@ class Conditional(NamedTuple):
     def error(self, h: Float[np.ndarray, " t"], ess: float) -> Float[np.ndarray, " t"]:
         """Return the standard error there, of so many effective draws."""
         inside = self.basis(h)
-        return np.sqrt(self.left / ess * np.einsum("tq,qr,tr->t", inside, self.inverse, inside))
+        return np.sqrt(self.left / ess * ((inside @ self.inverse) * inside).sum(axis=1))
 
     def influence(self, field: Field, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
         """Return what each state adds to the mean there: over other draws the mean of this is what
