@@ -27,6 +27,7 @@ from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.quantity import doubt_of_steps
 from mcmcpost.control.functions import (
     SAME,
+    SPLINES,
     Marginal,
     Splines,
     crossfit_functions,
@@ -61,9 +62,6 @@ from mcmcpost.scores import effective_size
 
 EPS = float(np.finfo(float).eps)
 """The least error of a probability."""
-
-SPLINES = 128
-"""Numbers a state that the regressions of a quantity take."""
 
 UNSURE = 1 / 3
 """Relative error of E[v·∇h | h] from which no density is had from it."""

@@ -43,7 +43,7 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.problem import Problem
 from mcmcpost.control.standard_errors import judged_variance
-from mcmcpost.core.arrays import in_blocks
+from mcmcpost.core.arrays import LARGE, in_blocks
 from mcmcpost.core.errors import Status
 
 
@@ -294,6 +294,9 @@ def crossfit_functions(
     return best
 
 
+SPLINES = 128
+"""Numbers a state that the regressions of a quantity take."""
+
 MOST_STEPS = 4
 """Steps of an event, in the order of a coordinate, up to which it is taken for a function of it."""
 
@@ -313,34 +316,35 @@ def crossfit_of_coordinates(
     unrotated = problem.unrotated()
     served = by_coordinate(unrotated, lowest)
     quantities = [coordinate(unrotated, j) for j in served]
+    of = list[tuple[Int[np.ndarray, " k"], Mapping[str, Field], Float[np.ndarray, " s"] | None]]()
+    doubt = np.zeros(len(lowest))
     for quantity, columns, fields in zip(
         quantities, served.values(), fields_by_method(problem, quantities, fits), strict=True
     ):
         # Each event has a column of its own, and all smooth functions of the coordinate have the
         # same ones.
         is_event = are_events(problem, columns)
-        parts = [
-            (columns[~is_event], None),
-            *((columns[[k]], quantity.value) for k in np.flatnonzero(is_event)),
+        if not is_event.all():
+            of.append((columns[~is_event], fields, None))
+        for column in columns[is_event][:, None]:
+            steps, doubt[column] = _steps_of(problem.select(column), quantity.value)
+            if len(steps) <= MOST_STEPS:
+                of.append((column, fields, steps))
+    for group in in_blocks(len(of), SPLINES * len(problem.counts), LARGE):
+        splines = [
+            (
+                columns,
+                {method: Splines.of(problem, field, steps) for method, field in fields.items()},
+            )
+            for columns, fields, steps in of[group]
         ]
-        for subset, value in parts:
-            if not len(subset):
-                continue
-            selected, steps, doubt = problem.select(subset), None, 0.0
-            if value is not None:
-                steps, doubt = _steps_of(selected, value)
-                if len(steps) > MOST_STEPS:
-                    continue
-            splines = {
-                method: Splines.of(selected, field, steps) for method, field in fields.items()
-            }
-            fit = crossfit_functions(selected, [(np.arange(len(subset)), splines)], lowest[subset])
-            fit = fit._replace(doubt=fit.doubt + doubt)
-            variance = judged_variance(selected, fit)
-            chosen = np.array([status is not Status.PLAIN for status in fit.status])
-            chosen &= variance * NEED < lowest[subset]
-            best = replace_columns(best, fit, subset[chosen], np.flatnonzero(chosen))
-            lowest[subset] = np.where(chosen, variance, lowest[subset])
+        fit = crossfit_functions(problem, splines, lowest)
+        fit = fit._replace(doubt=fit.doubt + doubt)
+        variance = judged_variance(problem, fit)
+        chosen = np.array([status is not Status.PLAIN for status in fit.status])
+        chosen &= variance * NEED < lowest
+        best = replace_columns(best, fit, np.flatnonzero(chosen), np.flatnonzero(chosen))
+        lowest = np.where(chosen, variance, lowest)
     return best, lowest
 
 
