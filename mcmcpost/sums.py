@@ -41,6 +41,7 @@ from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import in_float64, units_of
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.sample import (
+    METHODS,
     Question,
     contradicted,
     make_question,
@@ -285,10 +286,8 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
         else ([], [])
     )
     if not families and not isinstance(method, PlainMean):
-        cure = (
-            'Use "auto", "structured", "zv1" to "zv3", "vf1" or "vf2", or ZeroVariance(degree) '
-            "without a penalty."
-        )
+        linear = ", ".join(f'"{name}"' for name, known in METHODS.items() if known.from_sums)
+        cure = f"Use one of {linear}, or ZeroVariance(degree) without a penalty."
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
     functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []

@@ -31,6 +31,7 @@ from mcmcpost.control.linear import (
     Solver,
     affordable,
     centred_system,
+    choose_families,
     linear_system,
     nested_fits,
 )
@@ -43,7 +44,7 @@ from mcmcpost.control.method import (
 )
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import Problem
-from mcmcpost.control.standard_errors import residual_variance
+from mcmcpost.control.standard_errors import plain_variance, residual_variance
 from mcmcpost.core.arguments import check_count, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.solve import PositiveMatrix
@@ -313,10 +314,11 @@ class Structured(AbstractControlVariate):
         return True
 
     def crossfit(self, problem: Problem) -> FoldFit:
-        fits = self.fields(problem)
-        return (
-            fits[-1].at_states() if fits else no_control(problem, Status.TOO_FEW_DRAWS, self.label)
-        )
+        linear_problem, system, labels = self._system(problem)
+        if system is None:
+            return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
+        plain = plain_variance(problem)
+        return choose_families(linear_problem, problem.outline, system, labels, plain).at_states()
 
     def coordinates(self, problem: Problem) -> Problem:
         return problem.unrotated()
@@ -330,19 +332,20 @@ class Structured(AbstractControlVariate):
         return affordable([(family, self.label) for family in every], num_train)
 
     def fields(self, problem: Problem) -> list[LinearFits]:
+        linear_problem, system, labels = self._system(problem)
+        if system is None:
+            return []
+        return nested_fits(system, labels, (1, len(labels)), linear_problem)
+
+    def _system(self, problem: Problem) -> tuple[Problem, LinearSystem | None, list[str]]:
+        """Return the problem in the families' coordinates, and their sums; None for too few
+        draws."""
         linear_problem = self.coordinates(problem)
-        families, labels = (
-            self.families(linear_problem, linear_problem.num_train)
-            if linear_problem.num_train >= MIN_TRAIN
-            else ([], [])
-        )
-        return (
-            nested_fits(
-                linear_system(linear_problem, families), labels, (1, len(families)), linear_problem
-            )
-            if families
-            else []
-        )
+        if linear_problem.num_train < MIN_TRAIN:
+            return linear_problem, None, []
+        families, labels = self.families(linear_problem, linear_problem.num_train)
+        system = linear_system(linear_problem, families) if families else None
+        return linear_problem, system, labels
 
 
 def ridge_strengths(

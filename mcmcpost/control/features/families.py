@@ -68,7 +68,7 @@ class AbstractFamily(abc.ABC):
     def controls(
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
     ) -> Float[np.ndarray, "b q"]:
-        """Return the controls at some states."""
+        """Return the controls at some states, of which some may be padding: zeros."""
 
     def to_json(self) -> dict[str, Any]:
         """Return what the family is made of, of which `from_json` makes it again."""
