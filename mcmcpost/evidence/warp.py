@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.linalg import solve_triangular
+from scipy.linalg import lstsq, solve_triangular
 from scipy.optimize import minimize
 
 from mcmcpost.core.errors import InputError
@@ -465,12 +465,12 @@ def _likeliest(
     of_shift, of_scale = design(shift), design(scale)
     level = np.zeros(of_scale.shape[1])
     level[-1] = np.log(w.std())
-    information = of_scale.T @ of_scale
+    information = np.linalg.pinv(of_scale.T @ of_scale, hermitian=True)
     for _ in range(STEPS):
         inverse = np.exp(-level[-1] - _bounded(of_scale[:, :-1] @ level[:-1]))
-        mean = np.linalg.lstsq(of_shift * inverse[:, None], w * inverse, rcond=None)[0]
+        mean = lstsq(of_shift * inverse[:, None], w * inverse, lapack_driver="gelsy")[0]
         unit = (w - of_shift @ mean) * inverse
-        step = np.linalg.lstsq(information, of_scale.T @ (unit**2 - 1.0) / 2.0, rcond=None)[0]
+        step = information @ (of_scale.T @ (unit**2 - 1.0) / 2.0)
         # No draw's log scale moves by more than one in a step: from far away Fisher scoring
         # overshoots where few draws have large features.
         level = level + step / max(1.0, np.abs(of_scale @ step).max())
@@ -495,15 +495,36 @@ def _fit_margin(series: Float[np.ndarray, " n"], limit: float) -> Float[np.ndarr
     if len(series) * (skewness**2 / 6 + kurtosis**2 / 24) <= limit:
         return plain
 
-    def loss(theta: np.ndarray) -> float:
-        shape = np.array([theta[0], np.exp(theta[1]), theta[2], np.exp(theta[3])])
-        z = _unstretch(unit, shape)
-        return float(0.5 * (z**2).mean() + np.log(_slope(z, shape)).mean())
-
     optimum = minimize(
-        loss, np.zeros(4), method="L-BFGS-B", bounds=((-9.0, 9.0), (-9.0, 9.0), *SHAPES)
+        _margin_loss,
+        np.zeros(4),
+        (unit,),
+        method="L-BFGS-B",
+        jac=True,
+        bounds=((-9.0, 9.0), (-9.0, 9.0), *SHAPES),
     )
     if not 2 * len(series) * (0.5 - optimum.fun) > limit:
         return plain
     a, b, epsilon, delta = optimum.x
     return np.array([mean + spread * a, spread * np.exp(b), epsilon, np.exp(delta)])
+
+
+def _margin_loss(
+    theta: Float[np.ndarray, " 4"], unit: Float[np.ndarray, " n"]
+) -> tuple[float, Float[np.ndarray, " 4"]]:
+    """Return the mean negative log likelihood of a, log b, ε and log δ, less log √2π, and its
+    gradient."""
+    (a, epsilon), (b, delta) = theta[::2], np.exp(theta[1::2])
+    y = (unit - a) / b
+    root, t = np.sqrt(1.0 + y**2), np.arcsinh(y)
+    z = np.sinh(delta * t - epsilon)
+    loss = 0.5 * z**2 + np.log(b * root / delta) - 0.5 * np.log1p(z**2)
+    # By δt − ε, which is arcsinh z.
+    slope = z**3 / np.sqrt(1.0 + z**2)
+    gradient = (
+        -(delta * slope + y / root) / (b * root),
+        1.0 / root**2 - delta * slope * y / root,
+        -slope,
+        delta * slope * t - 1.0,
+    )
+    return float(loss.mean()), np.array([column.mean() for column in gradient])
