@@ -525,8 +525,8 @@ def savage_dickey(
 
     Raises
     ------
-    ValueError : several quantities; a point that is not finite; a prior density that is not finite
-        and positive.
+    ValueError : several quantities; a discrete one; a point that is not finite; a prior density
+        that is not finite and positive.
 
     Source: Dickey (1971, doi:10.1214/aoms/1177693507); Verdinelli and Wasserman (1995,
     doi:10.1080/01621459.1995.10476554) for priors that depend on h.
@@ -546,6 +546,11 @@ def savage_dickey(
         cure = "Name a scalar variable, or pass {name: function of a draw}."
         raise InputError(where, "one quantity", ", ".join(dist.names), cure)
     curve = dist.pdf(float(point))
+    if curve.status[0, 0] is Status.UNDEFINED and dist.sample.finite.all():
+        cure = "Divide probabilities, which distribution(...).probability(lower, upper) gives."
+        raise InputError(
+            where, "a quantity that has a density", f"few values of {dist.names[0]}", cure
+        )
     density, error, status = float(curve.mean[0, 0]), float(curve.mcse[0, 0]), curve.status[0, 0]
     info = {"density": density, "density_mcse": error, "prior_density": prior_density}
     # The logarithm of an estimate that may be zero has no variance; NaN ends here too.

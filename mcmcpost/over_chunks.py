@@ -157,7 +157,8 @@ class OverChunks(NamedTuple):
         few, sizes, places = pilot.pdf(at), pilot.effective_sizes(), self.places[of].tolist()
         kernels, controlled = dict[int, KernelsOf](), dict[int, DensityOf]()
         families = list[tuple[FunctionsOf, str]]()
-        for i in np.flatnonzero(sample.varying[places]).tolist():
+        discrete = pilot.sample.finite & (few.status[:, 0] == Status.UNDEFINED)
+        for i in np.flatnonzero(sample.varying[places] & ~discrete).tolist():
             j, served = places[i], self.known.get(places[i])
             kernels[i] = KernelsOf.of(self.chunks, j, at[i])
             if served is None:

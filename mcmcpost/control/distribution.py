@@ -46,6 +46,7 @@ from mcmcpost.control.order_statistics import (
     converged_ends,
     density_of_draws,
     density_of_leftover,
+    has_few_values,
     quantile_labels,
     shortest_of_draws,
 )
@@ -294,7 +295,8 @@ class Distribution(NamedTuple):
         ordinary expectation, which is controlled as a probability is, over a regression on h. Where
         its error is smaller it is a kernel estimate, ``plain``, whose bias is in the error to first
         order. With fewer than three effective draws beyond a point it is ``unseen``, with at least
-        the error of that.
+        the error of that. What has a few values only, as a count, has probabilities and no density:
+        NaN, ``undefined``.
 
         points : t points for all quantities, or (p, t) for each its own.
         """
@@ -588,12 +590,13 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     # p(t) = −E[c 1{h > t}]/E[v·∇h | h = t] (docs/mathematics.md section 2): the numerator is an
     # expectation.
     sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
-    if not sample.varying[0] or problem is None:
+    series, scale = sample.scaled[..., 0], sample.units[0]
+    varies = bool(sample.varying[0]) and problem is not None
+    if problem is None or not varies or has_few_values(series, problem.num_states):
         nothing = np.full(each.shape, np.nan)
-        same = Status.CONSTANT if sample.finite[0] else Status.UNDEFINED
+        same = Status.CONSTANT if sample.finite[0] and not varies else Status.UNDEFINED
         status = np.array([[same] * len(at)], dtype=object)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, status)
-    series, scale = sample.scaled[..., 0], sample.units[0]
     ess = float(dist.effective_sizes()[0])
     kernel, kernel_error = density_of_draws(sample, at / scale, ess)
     below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)

@@ -28,6 +28,8 @@ from mcmcpost.control.features.quantity import (
     coordinate_of,
     interpolated,
     knots_of,
+    roughness,
+    spaced,
     spread_between,
     surrogates,
 )
@@ -169,6 +171,10 @@ class Splines(NamedTuple):
         return fine._replace(doubt=doubt)
 
 
+ROUNDINGS = 3.0
+"""Roundings of a map by which a draw may be on the wrong side of a point."""
+
+
 class Marginal(NamedTuple):
     """A quantity whose functions are controlled, with its fields by the method that each comes
     from, simplest first.
@@ -216,15 +222,19 @@ class Marginal(NamedTuple):
         at draws only."""
         if self.is_linear:
             return 0 * thresholds, 0 * thresholds
-        inside = np.clip(thresholds, self.known[0], self.known[-1])
-        fine, coarse = (interpolated(self.known, self.image, inside, count) for count in NODES)
+        known, image = spaced(self.known, self.image)
+        inside = np.clip(thresholds, known[0], known[-1])
+        fine, coarse = (interpolated(known, image, inside, count) for count in NODES)
+        rough, rounding = roughness(known, image, inside)
+        error, by_slope = (
+            np.hypot(one - other, rough * amplified)
+            for one, other, amplified in zip(fine[:2], coarse[:2], fine[2], strict=True)
+        )
         low, high = self._between(inside)
         with np.errstate(invalid="ignore", divide="ignore"):
-            relative = np.abs(coarse[1] / fine[1] - 1)
-        # A draw on either side tells that much of any map, smooth or not.
-        return np.fmin(np.abs(fine[0] - coarse[0]), high - low), np.where(
-            fine[1] > 0, relative, np.inf
-        )
+            relative = np.where(fine[1] > 0, by_slope / fine[1], np.inf)
+            # A draw on either side tells that much of any map, smooth or not, but for rounding.
+            return np.fmin(error, high - low + ROUNDINGS * rounding * np.abs(fine[1])), relative
 
     def _map(self, thresholds: Float[np.ndarray, " t"], derivative: int) -> Float[np.ndarray, " t"]:
         if self.is_linear:
@@ -236,7 +246,7 @@ class Marginal(NamedTuple):
             )
         # Beyond the draws nothing is known of the map, and there no step is left to control.
         inside = np.clip(thresholds, self.known[0], self.known[-1])
-        mapped = interpolated(self.known, self.image, inside, NODES[0])[derivative]
+        mapped = interpolated(*spaced(self.known, self.image), inside, NODES[0])[derivative]
         # Monotone, as cubics through any draws are: in place of a polynomial that leaves the gap
         # between two draws.
         low, high = self._between(inside)
@@ -720,7 +730,9 @@ def _monotone(
     # its values are few: where between the draws it goes from one to the next is not known
     if len(known) < n / 2:
         return None
-    return quantity, known, h[first]
+    # Of states that share a value, as rounded ones do, their middle.
+    last = np.append(first[1:], n) - 1
+    return quantity, known, (h[first] + h[last]) / 2
 
 
 SAME = 1e-9

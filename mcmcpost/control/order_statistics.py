@@ -162,6 +162,16 @@ def level_texts(probabilities: Float[np.ndarray, " a"]) -> list[str]:
     )
 
 
+FEW_VALUES, STATES_OF_EACH = 30, 4
+"""Values up to which a quantity is discrete, if there are so many states to each. Of more of them,
+as of draws rounded to two digits, a kernel estimate smooths what lies between."""
+
+
+def has_few_values(series: Float[np.ndarray, "c n"], num_states: int) -> bool:
+    """Return whether a quantity is discrete: its few values are shared by different states."""
+    return len(np.unique(series)) <= min(FEW_VALUES, num_states // STATES_OF_EACH)
+
+
 def density_of_draws(
     sample: Sample, at: Float[np.ndarray, " t"], ess: float
 ) -> tuple[Float[np.ndarray, " t"], Float[np.ndarray, " t"]]:

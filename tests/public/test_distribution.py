@@ -654,6 +654,52 @@ def test_every_method_answers_every_question(method):
 # ---- values that are not what a quantity usually is
 
 
+ROUNDED = {
+    "float32": lambda x: x.astype(np.float32).astype(float),
+    "six digits": lambda x: np.vectorize(lambda v: float(f"{v:.6g}"))(x),
+    "four decimals": lambda x: np.round(x, 4),
+    "two decimals": lambda x: np.round(x, 2),
+}
+
+
+@pytest.mark.parametrize("rounded", ROUNDED.values(), ids=ROUNDED)
+def test_values_that_were_rounded_are_known_no_better(rounded):
+    """Quantiles and densities of exp(x) to six digits were a hundred errors off."""
+    levels, at = np.array([0.05, 0.5, 0.9]), np.array([-1.0, 0.1, 1.005])
+    squares = []
+    for seed in range(8):
+        x = np.random.default_rng(seed).normal(size=(4, 100, 2))
+        values = {"rate": rounded(np.exp(x[..., 0]))}
+        dist = mp.distribution(mp.from_arrays(x, -x), values, "zv1")
+        quantiles, density = dist.quantile(levels), dist.pdf(np.exp(at))
+        for found, truth in (
+            ((quantiles.mean, quantiles.mcse), np.exp(norm.ppf(levels))),
+            ((density.mean[0], density.mcse[0]), norm.pdf(at) / np.exp(at)),
+        ):
+            squares.append(((found[0] - truth) / found[1]) ** 2)
+    assert np.mean(squares, axis=0).max() < 4.0
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+def test_a_discrete_quantity_has_no_density(normal, chunked):
+    x, tree = normal
+    values = {"count": np.round(x[..., 0]), "two digits": np.round(x[..., 0], 2)}
+    posterior = tree.posterior.to_dataset().assign(
+        {name: (("chain", "draw"), each) for name, each in values.items()}
+    )
+    tree = tree.assign({"posterior": xarray.DataTree(posterior)})
+    if chunked:
+        tree = xarray.DataTree.from_dict(
+            {name: group.to_dataset().chunk({"draw": 90}) for name, group in tree.children.items()}
+        )
+    density = mp.distribution(tree, list(values), "zv1").pdf([0.0, 0.5])
+    assert set(density.status[0]) == {mp.Status.UNDEFINED}
+    assert np.isnan(density.mean[0]).all()
+    assert (np.abs(density.mean[1] - norm.pdf([0.0, 0.5])) < 5 * density.mcse[1]).all()
+    with pytest.raises(mp.InputError, match=r"savage_dickey.*few values of count.*probability"):
+        mp.savage_dickey(tree, "count", 0.0, 0.4)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("unchecked")
 def test_what_is_constant_or_not_finite_or_asked_for_twice(normal):
