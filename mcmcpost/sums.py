@@ -69,7 +69,7 @@ def moments(
     integrands: Any = None,
     method: str | AbstractControlVariate = "auto",
     *,
-    like: TraceMoments | None = None,
+    like: "TraceMoments | xarray.DataTree | None" = None,
     start: int = 0,
     allow_bad_scores: bool = False,
 ) -> TraceMoments:
@@ -85,13 +85,14 @@ def moments(
     Parameters
     ----------
     tree, integrands, allow_bad_scores : as in `expectation`, without weights. Functions see one
-        draw each.
+        draw each. A tree of sums that were saved gives these, and takes nothing beside it.
     method : ``"auto"``, ``"structured"``, ``"zv2"``, … or such an object: whose linear families are
         summed.
-    like : the sums of another trace of the same posterior: controls and units are taken from it,
-        and without `integrands` the quantities, which then have to be variables. Without `like` two
-        traces have their own, and only the controls that both can express can be added, which are
-        all but a few products of coordinates, and those of functions of one coordinate.
+    like : the sums of another trace of the same posterior, or a tree that has them: controls and
+        units are taken from it, and without `integrands` the quantities, which then have to be
+        variables. Without `like` two traces have their own, and only the controls that both can
+        express can be added, which are all but a few products of coordinates, and those of
+        functions of one coordinate.
     start : leave out so many draws of each chain, since other sums have them: of a sampler that
         went on.
 
@@ -110,17 +111,25 @@ def moments(
     ScoreWarning, ConvergenceWarning, UserWarning : as `expectation`; of draws in chunks, some of
         them tell.
     """
-    check_kind("moments", "like", like, (TraceMoments, None), "Pass what moments() returned.")
+    known, model = as_moments(tree), None if like is None else as_moments(like)
+    if known is not None:
+        if integrands is not None or like is not None or start:
+            cure = "Leave out integrands, like and start, or pass the trace."
+            raise InputError("moments", "sums alone, or a trace", "sums that were made", cure)
+        return known
+    if model is None:
+        cure = "Pass what moments() returned, or a tree that has it."
+        check_kind("moments", "like", like, (TraceMoments, None), cure)
     draws, scores, _ = draws_and_scores(tree)
     chains, whole = draws.shape[:2]
     check_count("moments", "start", start, "It is a number of draws.", least=0, most=whole - 1)
     options = Options(allow_bad_scores=allow_bad_scores)
-    if like is not None and integrands is None:
-        integrands = _variables_like(tree, like.features.names)
+    if model is not None and integrands is None:
+        integrands = _variables_like(tree, model.features.names)
     # Smaller arrays in chunks are read whole: tasks would cost more than sums.
     if is_chunked(draws) and is_chunked(scores):
         chunked = InChunks.of(tree, integrands, method, options, start)
-        features = chunked.features(resolve_method(method), like)
+        features = chunked.features(resolve_method(method), model)
         return chunked.moments([(features, None)])[0]
     layout, fingerprints = (
         Layout.of(chains, whole - start, start),
@@ -132,7 +141,7 @@ def moments(
             _arrays_cut(integrands, slice(None), slice(start, None)),
         )
     question = make_question(tree, integrands, method, options)
-    features = _features(question, resolve_method(method), layout, like)
+    features = _features(question, resolve_method(method), layout, model)
     trace = question.sample.trace
     sums = in_float64(sums_of)(
         features, layout, fingerprints, trace.draws, trace.scores, question.sample.values

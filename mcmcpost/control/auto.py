@@ -245,6 +245,14 @@ class Auto(AbstractControlVariate):
             say_step(method.label)
             subset, known = problem.select(columns), linear.select(columns)
             for candidate, fit in _crossfits(subset, method):
+                own = isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML)
+                slow = np.zeros(len(columns))
+                if own:
+                    # An excursion to a tail looks to a kernel like many draws: by how much it moves
+                    # an estimate is doubted, the more so the more slowly integrands mix.
+                    slow = _slowness(subset)
+                    moved = slow * np.abs(fit.mean - best.mean[columns])
+                    fit = fit._replace(doubt=np.hypot(fit.doubt, moved))
                 honest = judged_variance(subset, fit)
                 if isinstance(method, SemiExact):
                     sharp = honest * NEED < lowest[columns]
@@ -264,10 +272,7 @@ class Auto(AbstractControlVariate):
                     & (honest * NEED < lowest[columns])
                     & (lowest[columns] > ROUNDING**2)
                 )
-                if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
-                    # An excursion to a tail looks to a kernel like many draws, hence not for slow
-                    # integrands.
-                    better[better] = ~_mix_slowly(subset, np.flatnonzero(better))
+                better &= slow < 1
                 best = replace_columns(best, fit, columns[better], np.flatnonzero(better))
                 lowest[columns] = np.where(better, honest, lowest[columns])
                 tried.append({"method": candidate.label, "integrands": len(columns)} | fit.info)
@@ -481,12 +486,13 @@ def _beside(problem: Problem, fit: FoldFit, linear: FoldFit) -> Float[np.ndarray
     return np.hypot(fit.doubt, np.where(fitted, apart(problem, fit, linear), 0.0))
 
 
-def _mix_slowly(problem: Problem, columns: Int[np.ndarray, " k"]) -> Bool[np.ndarray, " k"]:
-    """Return for which of some integrands an effective draw takes more than `SLOW` draws."""
+def _slowness(problem: Problem) -> Float[np.ndarray, " p"]:
+    """Return how slowly each integrand mixes, from zero, where draws are independent, to one, where
+    an effective draw takes `SLOW` draws."""
     # Through `inverse`: mixing is that of the chains, repeats included.
     rows = problem.inverse.reshape(problem.num_chains, -1)
-    size = np.empty(len(columns))
-    for block in in_blocks(len(columns), rows.size):
-        series = problem.values[rows[:, :, None], columns[block]]
+    size = np.empty(problem.values.shape[1])
+    for block in in_blocks(len(size), rows.size):
+        series = problem.values[rows][..., block]
         size[block] = effective_size(series, series.std(axis=(0, 1)))
-    return rows.size > SLOW * size
+    return np.clip((rows.size / size - 1) / (SLOW - 1), 0.0, 1.0)

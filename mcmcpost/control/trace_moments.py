@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from importlib.metadata import version
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import numpy as np
 import scipy.stats
@@ -124,11 +124,15 @@ class TraceMoments(NamedTuple):
     def __add__(self, other: object) -> "TraceMoments":
         """Return the sums over the draws of both, of the controls that both have.
 
+        other : sums, or a tree that has them.
+
         Raises
         ------
         ValueError : the quantities or the parameters are others; a draw is in both.
         TypeError : `other` is no such sums.
         """
+        if MOMENTS in getattr(other, "children", ()):
+            other = stored_moments(cast("xarray.DataTree", other))
         if not isinstance(other, TraceMoments):
             raise _not_sums(other)
         self._check_addable(other)
