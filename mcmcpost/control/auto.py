@@ -253,11 +253,11 @@ class Auto(AbstractControlVariate):
                     slow = _slowness(subset)
                     moved = slow * np.abs(fit.mean - best.mean[columns])
                     fit = fit._replace(doubt=np.hypot(fit.doubt, moved))
-                honest = judged_variance(subset, fit)
+                honest = _judged(subset, fit)
                 if isinstance(method, SemiExact):
                     sharp = honest * NEED < lowest[columns]
                     fit = fit._replace(doubt=_beside(subset, fit, known))
-                    honest = judged_variance(subset, fit)
+                    honest = _judged(subset, fit)
                     # Of two fits that contradict each other neither is as good as it says.
                     lost = np.flatnonzero(sharp & ~(honest * NEED < lowest[columns]))
                     shared = PART_OF_DISTANCE * np.abs(fit.mean - known.mean)[lost]
@@ -267,11 +267,7 @@ class Auto(AbstractControlVariate):
                     lowest[columns[lost]] += problem.counts.sum() * shared**2
                 # Chosen by the error that would be reported; a richer method must be five per cent
                 # better.
-                better = (
-                    np.isfinite(honest)
-                    & (honest * NEED < lowest[columns])
-                    & (lowest[columns] > ROUNDING**2)
-                )
+                better = (honest * NEED < lowest[columns]) & (lowest[columns] > ROUNDING**2)
                 better &= slow < 1
                 best = replace_columns(best, fit, columns[better], np.flatnonzero(better))
                 lowest[columns] = np.where(better, honest, lowest[columns])
@@ -473,6 +469,16 @@ def _crossfits(
         )
     else:
         yield method, method.crossfit(problem)
+
+
+def _judged(problem: Problem, fit: FoldFit) -> Float[np.ndarray, " p"]:
+    """Return the error variances of a fit, infinite where it found nothing but noise.
+
+    Such a fit is the plain mean without its refits, and would seem better than that: an estimate
+    was then plain where scores alone lowered its error, if no other integrand had a kernel.
+    """
+    fitted = np.array([status is not Status.PLAIN for status in fit.status])
+    return np.where(fitted, judged_variance(problem, fit), np.inf)
 
 
 def _beside(problem: Problem, fit: FoldFit, linear: FoldFit) -> Float[np.ndarray, " p"]:
