@@ -6,6 +6,7 @@ half-written one. Which versions a result was made with. How numbers and counts 
 """
 
 import difflib
+import io
 import itertools
 import math
 import os
@@ -65,6 +66,47 @@ def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
     finally:
         _remove(temporary)
         _UNFINISHED.discard(temporary)
+
+
+class FullDiskFile(io.FileIO):
+    """A new file to read and write whose first failed write is kept in `failure`, and after which
+    writes do nothing.
+
+    HDF5 keeps what a full disk did not take and tries again when the program ends, which crashes.
+    """
+
+    failure: OSError | None = None
+
+    def __init__(self, place: Path) -> None:
+        super().__init__(place, "x+")
+
+    def write(self, data: Any) -> int:
+        """Write all of `data`, or note why not."""
+        view = memoryview(data).cast("B")
+        size = len(view)
+        # One call may write less than it is given, as up to the end of the disk.
+        while self.failure is None and len(view):
+            try:
+                view = view[super().write(view) :]
+            except OSError as error:
+                self.failure = error
+        return size
+
+    def readinto(self, data: Any) -> int:
+        """Read into `data`; what was not written is zeros, in which HDF5 finds no address to
+        follow."""
+        view = memoryview(data).cast("B")
+        size = super().readinto(view)
+        view[size:] = bytes(len(view) - size)
+        return len(view)
+
+    def truncate(self, size: int | None = None) -> int:
+        """Set the size of the file, or note why not."""
+        try:
+            return super().truncate(size)
+        except OSError as error:
+            self.failure = self.failure or error
+            return size or 0
 
 
 def rename_finished(temporary: Path, place: Path, overwrite: bool = False) -> None:

@@ -1,13 +1,8 @@
-"""Trees on disk: netCDF files and Zarr folders; the chains of several trees of one model as one
-tree.
+"""Trees on disk: netCDF files and Zarr folders. Tables of draws are read too."""
 
-Tables of draws are read too.
-"""
-
-import itertools
 import json
 import os
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import reduce
 from importlib.util import find_spec
@@ -29,18 +24,17 @@ from mcmcpost.core.arguments import (
 from mcmcpost.core.arrays import in_blocks, piece_size
 from mcmcpost.core.devices import is_first_process
 from mcmcpost.core.errors import (
-    ADDED,
     InputError,
     InputTypeError,
     MissingPackageError,
-    UnequalChains,
     fault,
     warn,
 )
-from mcmcpost.core.runtime import rename_finished, written_beside
+from mcmcpost.core.runtime import FullDiskFile, rename_finished, written_beside
 from mcmcpost.evidence import BRIDGE_GROUP, EVIDENCE_GROUP, evidence_from_json
-from mcmcpost.trace import listed, repeated_draws
-from mcmcpost.trees.convention import DRAWS, GROUP, LOWER, MEAN, SCORES, TEMPERATURE, telling_draws
+from mcmcpost.trace import listed
+from mcmcpost.trees.convention import DRAWS, GROUP, SCORES
+from mcmcpost.trees.join import join_chains
 from mcmcpost.trees.ladder_trees import is_evidence_alone
 from mcmcpost.trees.stan import is_cmdstan, load_cmdstan
 from mcmcpost.trees.tables import read_csv
@@ -49,165 +43,10 @@ if TYPE_CHECKING:
     import xarray
 
 
-WHERE = "load_tree"
-
-
-def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xarray.DataTree":
-    """Return a new tree with the chains of all `trees`, numbered from zero; arrays of dask stay in
-    their chunks.
-
-    Groups without chains, as observed data, are those of the first. Attributes that differ are left
-    out, and variables without chains, such as the swap rates of a ladder; the reference of a ladder
-    may not differ.
-
-    Parameters
-    ----------
-    names : of the trees, for the messages.
-
-    Raises
-    ------
-    ValueError : groups, variables, shapes, labels or data differ, or a draw is in two trees.
-    """
-    import xarray
-
-    # Compared before they are joined: xarray fills what does not match with NaN, and a trace of
-    # half NaN would go on.
-    groups_of = [_groups(tree) for tree in trees]
-    first, *others = groups_of
-    for name, other in zip(names[1:], others, strict=True):
-        _check_same_groups(names[0], first, name, other)
-    _check_distinct(names, trees)
-    joined_groups = {}
-    for group in first:
-        parts = [groups[group] for groups in groups_of]
-        if "chain" not in parts[0].dims:
-            # Seeds and times differ between the files, and those of the first would be said of all
-            # chains.
-            joined_groups[group] = (
-                parts[0]
-                .drop_attrs(deep=False)
-                .assign_attrs(_common([dataset.attrs for dataset in parts]))
-            )
-            continue
-        differing = _differing(parts)
-        joined = xarray.concat(
-            [dataset.drop_vars(["chain", *differing], errors="ignore") for dataset in parts],
-            dim="chain",
-            # Without these three, variables without chains would get one, and equal coordinates be
-            # compared value by value. "exact" raises where labels differ, in place of NaN.
-            data_vars="minimal",
-            coords="minimal",
-            compat="override",
-            join="exact",
-            combine_attrs="drop_conflicts",
-        )
-        # Every job calls its chain zero.
-        joined_groups[group] = joined.assign_coords(chain=np.arange(joined.sizes["chain"]))
-    return xarray.DataTree.from_dict(joined_groups)
-
-
-def _groups(tree: "xarray.DataTree") -> "dict[str, xarray.Dataset]":
-    """Return the groups of a tree by their paths, those inside groups and the root too."""
-    return {node.path.strip("/") or "/": node.to_dataset(inherit=False) for node in tree.subtree}
-
-
-def _common(attrs: Sequence[Mapping[Hashable, Any]]) -> dict[Hashable, Any]:
-    """Return the attributes that all have alike."""
-    first, *others = attrs
-    return {
-        name: value
-        for name, value in first.items()
-        if all(name in other and np.array_equal(other[name], value) for other in others)
-    }
-
-
-def _differing(parts: "Sequence[xarray.Dataset]") -> list[Hashable]:
-    """Return the variables without chains that are not the same in all parts of a group."""
-    first, *others = parts
-    alone = [name for name, variable in first.data_vars.items() if "chain" not in variable.dims]
-    return [name for name in alone if not all(first[name].equals(other[name]) for other in others)]
-
-
-def _check_same_groups(
-    one: str,
-    first: "Mapping[str, xarray.Dataset]",
-    name: str,
-    other: "Mapping[str, xarray.Dataset]",
-) -> None:
-    cure = "Give traces of one model, written by one sampler."
-    if first.keys() != other.keys():
-        listed, got = (
-            ", ".join(group for group in groups if group != "/") for groups in (first, other)
-        )
-        raise InputError(WHERE, f"the groups of {one} ({listed}) in {name}", got, cure)
-    for group, ours in first.items():
-        theirs = other[group]
-        if set(ours.data_vars) != set(theirs.data_vars):
-            names = sorted(map(str, set(ours.data_vars) ^ set(theirs.data_vars)))
-            raise InputError(
-                WHERE,
-                f"the same variables of {group} in {one} and {name}",
-                f"{names} in one only",
-                cure,
-            )
-        sizes = [
-            {dim: size for dim, size in dataset.sizes.items() if dim != "chain"}
-            for dataset in (ours, theirs)
-        ]
-        # there are no sums of ladders
-        if sizes[0].get("draw") != sizes[1].get("draw") and TEMPERATURE not in sizes[0]:
-            got = f"{sizes[0].get('draw')} draws in {one} and {sizes[1].get('draw')} in {name}"
-            raise UnequalChains(WHERE, f"chains of one length in {group}", got, ADDED)
-        if sizes[0] != sizes[1]:
-            raise InputError(
-                WHERE, f"{group} of the sizes {sizes[0]}, as in {one}, in {name}", sizes[1], cure
-            )
-        for dim in sizes[0]:
-            if dim in ours.coords and dim in theirs.coords and not ours[dim].equals(theirs[dim]):
-                labels, got = (
-                    f"{dataset[dim].values[0]} to {dataset[dim].values[-1]}"
-                    for dataset in (ours, theirs)
-                )
-                # Halves of one run: side by side later draws would be chains of their own.
-                if dim == "draw" and TEMPERATURE not in sizes[0]:
-                    cure = (
-                        "Later draws of the same chains are summed: mcmcpost moments "
-                        f"{one} {name} -o sums.nc, then mcmcpost reduce sums.nc; in Python "
-                        "mp.expectation(mp.moments(one) + mp.moments(other)). Of other chains "
-                        "write draws that are numbered alike."
-                    )
-                expected = f"the labels of {dim} in {group} of {one} ({labels}) in {name}"
-                raise InputError(WHERE, expected, got, cure)
-        if "chain" not in ours.dims and not ours.equals(theirs):
-            raise InputError(WHERE, f"the {group} of {one} in {name}", "other values", cure)
-        reference = [
-            variable for variable in _differing([ours, theirs]) if variable in (MEAN, LOWER)
-        ]
-        if reference:
-            raise InputError(
-                WHERE,
-                f"the {' and '.join(reference)} of {one} in {name}",
-                "another reference",
-                cure,
-            )
-
-
-def _check_distinct(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> None:
-    """Refuse draws that are in two trees."""
-    # Two files of one seed make the errors smaller without adding a draw.
-    draws = [telling_draws(tree) for tree in trees]
-    places = [(file, chain) for file, one in enumerate(draws) for chain in range(len(one))]
-    both = repeated_draws(itertools.chain.from_iterable(draws))
-    if both is None:
-        return
-    (file, chain), (other, again) = (places[place] for place in both)
-    # Draws that one file has twice are told with what is else wrong with its chains.
-    if file != other:
-        got = f"draws of chain {chain} of {names[file]} in chain {again} of {names[other]}"
-        raise InputError(WHERE, "every draw once", got, "Leave them out of one of the files.")
-
-
 _ORDER = "mcmcpost_order"
+
+_WHOLE = "every_chunk"
+"""Arrays of a group of which every chunk is written, those of fill values too."""
 
 _CURE = (
     "Give a trace written by save_tree, ArviZ or xarray; write it again if the file is incomplete."
@@ -430,13 +269,13 @@ def _read_evidence(place: Path) -> "xarray.DataTree":
 
 _METADATA = ("zarr.json", ".zgroup", ".zarray")
 
+_NEVER_ZERO = (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}")
+"""Arrays without chunks of nothing but zeros: scores are zeros where the density is flat."""
+
 
 def _check_written(place: Path, tree: "xarray.DataTree") -> None:
     """Refuse a Zarr folder with a group or an array without its metadata, which Zarr leaves out,
-    and one some of whose chunks of draws or scores are not there, which would be read as zeros.
-
-    No folder has chunks of nothing but zeros: where all chunks of the scores are missing, their
-    density is flat.
+    and one some of whose chunks are not there, which would be read as zeros.
     """
     import zarr
 
@@ -452,18 +291,23 @@ def _check_written(place: Path, tree: "xarray.DataTree") -> None:
             if is_part and not any((folder / name).is_file() for name in _METADATA):
                 got = f"{folder.relative_to(place)} without zarr.json"
                 raise InputError("load_tree", expected, got, cure)
-    store = zarr.open_group(place, mode="r")
-    for name in (f"{GROUP}/{DRAWS}", f"{GROUP}/{SCORES}"):
-        array = store.get(name)
-        if not isinstance(array, zarr.Array):
-            continue
+    for node in tree.subtree:
+        path = node.path.strip("/")
+        group = zarr.open_group(place / path, mode="r")
+        attrs = group.attrs
         # Zarr reads a chunk that is missing as the fill value: draws of a job that was killed would
-        # be zeros. Without any chunk it is what nutpie makes room for, unless scores were written.
-        written = array.nchunks_initialized
-        filled = "score_sign" in store[GROUP].attrs and np.isnan(array.fill_value)
-        if written < array.nchunks and (written or filled):
-            got = f"{written} of {array.nchunks} chunks of {name}"
-            raise InputError("load_tree", expected, got, cure)
+        # be zeros. Which chunks other programs leave out for being just that is not known, but for
+        # draws and scores.
+        whole = json.loads(str(attrs.get(_ORDER, "{}"))).get(_WHOLE, ())
+        for name, array in group.arrays():
+            if name not in whole and f"{path}/{name}" not in _NEVER_ZERO:
+                continue
+            written = array.nchunks_initialized
+            # Without any chunk it is what nutpie makes room for, unless scores were written.
+            filled = name in whole or ("score_sign" in attrs and np.isnan(array.fill_value))
+            if written < array.nchunks and (written or filled):
+                got = f"{written} of {array.nchunks} chunks of {path}/{name}"
+                raise InputError("load_tree", expected, got, cure)
 
 
 def save_tree(
@@ -517,15 +361,22 @@ def save_tree(
         )
     if not is_first_process():
         return place
-    written, altered = _storable(_with_order(tree), _is_zarr(place))
+    storable, altered = _storable(tree, _is_zarr(place))
+    written = _with_order(storable)
     target = place.resolve() if overwrite else place  # a link stays one
     with written_beside(target) as temporary:
         try:
+            # Under a temporary name: netCDF that was cut off cannot be read at all.
             if _is_zarr(place):
-                # Under a temporary name: netCDF that was cut off cannot be read at all.
-                written.to_zarr(temporary, consolidated=False)
+                # Chunks of zeros too: one that is missing is then known to be lost.
+                written.to_zarr(temporary, consolidated=False, write_empty_chunks=True)
             else:
-                written.to_netcdf(temporary, engine="h5netcdf")
+                _write_netcdf(written, temporary)
+        except OSError as error:
+            # As of a full disk, whose words name no file.
+            if error.errno is None or error.filename is not None:
+                raise
+            raise OSError(error.errno, error.strerror, str(place)) from error
         except TypeError as error:
             expected, cure = (
                 "values and attributes that a file can have",
@@ -542,6 +393,29 @@ def save_tree(
     if said:
         warn(f"save_tree: {place} has not all of the tree: {'; '.join(said)}.")
     return place
+
+
+def _write_netcdf(tree: "xarray.DataTree", place: Path) -> None:
+    """Write a tree to a new file, through one of Python's, in which a full disk is an error and no
+    crash."""
+    from xarray.backends.locks import get_dask_scheduler
+
+    in_chunks = any(
+        variable.chunks for node in tree.subtree for variable in node.variables.values()
+    )
+    # Other processes, which write the chunks of dask there, have no file of this one.
+    if in_chunks and get_dask_scheduler() not in (None, "threaded"):
+        tree.to_netcdf(place, engine="h5netcdf")
+        return
+    with FullDiskFile(place) as file:
+        try:
+            tree.to_netcdf(file, engine="h5netcdf")
+        except Exception:
+            # HDF5 misses what was not written in words of its own.
+            if file.failure is None:
+                raise
+        if file.failure is not None:
+            raise file.failure
 
 
 _VERBS = ("without", "as JSON text")
@@ -643,12 +517,17 @@ def _as_json(value: object) -> str | None:
 
 
 def _with_order(tree: "xarray.DataTree") -> "xarray.DataTree":
-    """Return a copy that records the order of groups and variables, which neither format keeps."""
+    """Return a copy that records the order of groups and variables, which neither format keeps, and
+    which arrays have all their chunks in Zarr."""
     new = tree.copy()
     for node in new.subtree:
         # Flattened draws follow the order of the variables: sorted by name, as a file returns them,
         # labels would be in another order than those of the model.
-        order = {"groups": list(node.children), "variables": [str(name) for name in node.data_vars]}
+        order = {
+            "groups": list(node.children),
+            "variables": [str(name) for name in node.data_vars],
+            _WHOLE: [str(name) for name in node.to_dataset(inherit=False).variables],
+        }
         node.attrs = {**node.attrs, _ORDER: json.dumps(order)}
     return new
 

@@ -2,11 +2,14 @@
 trace."""
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import xarray
 
+import mcmcpost as mp
 from mcmcpost.control import Estimate
 from mcmcpost.core.errors import Status
 from mcmcpost.trees import from_arrays, integrand_values, load_tree, read_trace, save_tree
@@ -108,8 +111,8 @@ def test_what_is_there_is_overwritten_where_that_is_allowed(tree, tmp_path, suff
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_a_failed_write_leaves_nothing(tree, tmp_path, suffix, monkeypatch):
-    def half(_, path, **__):
-        path.write_text("half")
+    def half(_, target, **__):
+        (target.write_bytes if suffix == ".zarr" else target.write)(b"half")
         raise TypeError("a kind that no file has")
 
     for writer in ("to_netcdf", "to_zarr"):
@@ -117,6 +120,34 @@ def test_a_failed_write_leaves_nothing(tree, tmp_path, suffix, monkeypatch):
     with pytest.raises(TypeError, match="got a kind that no file has"):
         save_tree(tree, tmp_path / f"trace{suffix}")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(("suffix", "chunks"), [(".nc", None), (".nc", {}), (".zarr", None)])
+def test_a_full_disk_is_an_error_that_names_the_file(tree, tmp_path, suffix, chunks):
+    # In another process: HDF5 crashed when the program ended, and the limit is of a process.
+    mp.save_tree(tree, tmp_path / "whole.nc")
+    work = tmp_path / "work"
+    work.mkdir()
+    program = f"""
+import resource, sys
+import xarray
+import mcmcpost as mp
+tree = xarray.open_datatree(sys.argv[1], chunks={chunks})
+resource.setrlimit(resource.RLIMIT_FSIZE, (800, 800))
+try:
+    mp.save_tree(tree, sys.argv[2])
+except OSError as error:
+    print(error)
+"""
+    place = work / f"trace{suffix}"
+    done = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "whole.nc", place],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == f"[Errno 27] File too large: '{place}'\n"
+    assert list(work.iterdir()) == []
 
 
 def test_suffixes_and_folders(tree, tmp_path):

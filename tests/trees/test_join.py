@@ -196,6 +196,34 @@ def test_a_zarr_folder_that_is_not_written_to_its_end_is_refused(tmp_path, rng):
         mp.load_tree(path)
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "posterior/a",
+        "posterior/zeros",
+        "posterior/never",
+        "posterior/words",
+        "sample_stats/gradient",
+    ],
+)
+def test_a_chunk_that_is_lost_is_never_read_as_zeros(tmp_path, rng, name):
+    tree = job(rng)
+    tree["posterior"] = (
+        tree["posterior"]
+        .to_dataset()
+        .assign(
+            zeros=(("chain", "draw"), np.zeros((2, 60), int)),
+            never=(("chain", "draw"), np.zeros((2, 60), bool)),
+            words=("word", np.array(["", "a"])),
+        )
+    )
+    path = mp.save_tree(tree, tmp_path / "trace.zarr")
+    assert mp.load_tree(path).identical(tree)
+    shutil.rmtree(path / name / "c")
+    with pytest.raises(mp.InputError, match=f"got 0 of 1 chunks of {name}.*copied whole"):
+        mp.load_tree(path)
+
+
 @pytest.mark.filterwarnings("ignore:Object at")  # Zarr's own words, of which the error is the cure
 @pytest.mark.parametrize(
     ("lost", "words"),
