@@ -44,7 +44,7 @@ from mcmcpost.core.arguments import (
 )
 from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status
 from mcmcpost.core.mcse import tail_draws
-from mcmcpost.core.precision import NOT_TRACEABLE, in_float64
+from mcmcpost.core.precision import NOT_TRACEABLE, in_float64, not_traceable
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
 from mcmcpost.sample import (
     Question,
@@ -238,11 +238,7 @@ def _of_means(
         try:
             value = function(named)
         except NOT_TRACEABLE as error:
-            expected, cure = (
-                f"`{name}` in operations of jax.numpy",
-                "Write jnp.exp for np.exp, and jnp.where for if.",
-            )
-            raise InputError("delta_method", expected, type(error).__name__, cure) from error
+            raise not_traceable("delta_method", name, function, error) from error
         except KeyError as error:
             tell_names("delta_method", name, error, named)
             raise

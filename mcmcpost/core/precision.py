@@ -3,6 +3,8 @@ to rounding."""
 
 import functools
 import gc
+import inspect
+import traceback
 from collections.abc import Callable
 
 import jax
@@ -37,6 +39,27 @@ NOT_TRACEABLE = (
     jax.errors.NonConcreteBooleanIndexError,
 )
 """What JAX raises where a function needs the numbers themselves."""
+
+
+def not_traceable(
+    where: str, name: str, function: Callable[..., object], error: Exception
+) -> InputError:
+    """Return the error of a user's function that needs numbers where JAX has none yet: its own
+    words, of many lines, name neither the function nor what to write."""
+    # The innermost line of the function's file: what it calls there may be NumPy or JAX.
+    file = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_filename", None)
+    lines = [
+        line
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if frame.f_code.co_filename == file
+    ]
+    place = f" in line {lines[-1]} of {file}" if lines else ""
+    return InputError(
+        where,
+        f"`{name}` in operations of jax.numpy",
+        f"{type(error).__name__}{place}",
+        "Write jnp.exp for np.exp, and jnp.where for if.",
+    )
 
 
 MIXED = ("types of different precisions", "RuntimeProgramInputMismatch")

@@ -17,7 +17,7 @@ from scipy.stats import chi2
 from mcmcpost.core.arguments import as_float64, check_count
 from mcmcpost.core.devices import BATCH_SIZE, map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision
+from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision, not_traceable
 
 
 def batch_scores(
@@ -95,10 +95,7 @@ def check_scalar(
             lambda: jax.eval_shape(checked, jax.ShapeDtypeStruct((d,), jnp.result_type(float)))
         )
     except NOT_TRACEABLE as error:
-        got = str(error).partition("\n")[0]
-        raise InputTypeError(
-            where, f"`{name}` written in JAX", got, "Use jax.numpy in place of NumPy."
-        ) from error
+        raise not_traceable(where, name, logdensity_fn, error) from error
 
 
 class ValueAndScore(NamedTuple):

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from mcmcpost.core.arguments import check_function
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.precision import in_either_precision
+from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision, not_traceable
 from mcmcpost.trees.convention import (
     SAMPLE_DIMS,
     check_names,
@@ -302,6 +302,15 @@ def _seeded(
     return handlers.seed(with_dotted_sites(where, model), rng_seed=0), args, kwargs
 
 
+def _trace_abstractly(where: str, model: Callable[..., Any], run: Callable[[], Array]) -> None:
+    """Trace the run of a program by shapes alone: no likelihood is evaluated, which may be an ODE
+    solve."""
+    try:
+        in_either_precision(lambda: jax.eval_shape(run))
+    except NOT_TRACEABLE as error:
+        raise not_traceable(where, "model", model, error) from error
+
+
 def variables_of_program(
     where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list[str]:
@@ -328,7 +337,7 @@ def variables_of_program(
         )
         return jnp.zeros(())
 
-    in_either_precision(lambda: jax.eval_shape(run))
+    _trace_abstractly(where, model, run)
     return names
 
 
@@ -404,8 +413,7 @@ def probe_model(
             shapes[name] = tuple(biject_to(site["fn"].support).inverse_shape(sites[name]))
         return jnp.zeros(())
 
-    # By shapes alone: no likelihood is evaluated, which may be an ODE solve.
-    in_either_precision(lambda: jax.eval_shape(run))
+    _trace_abstractly(where, model, run)
     # Names are refused here, before a run whose draws could not be saved.
     check_names(where, kept, dims)
     check_names(where, dict.fromkeys(observed, ()), dims)

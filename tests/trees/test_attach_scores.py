@@ -397,3 +397,32 @@ def test_a_site_of_text_is_told():
     tree = arviz_base.from_dict({"posterior": {"mu": np.full((2, 20), "high")}})
     with pytest.raises(mp.InputTypeError, match="site `mu` to be a real number, got dtype <U4"):
         mp.attach_scores(tree, lambda: numpyro.sample("mu", dist.Normal(0.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        mp.attach_scores,
+        lambda tree, model: mp.bridge_evidence(tree, model, key=jax.random.key(0)),
+        lambda tree, model: mp.laplace_evidence(tree, model, key=jax.random.key(0)),
+        lambda _, model: mp.sample_until(model, mcse=0.1, key=jax.random.key(0)),
+        lambda _, model: mp.sample_power_posteriors(
+            model, temperatures=mp.power_ladder(3), key=jax.random.key(0)
+        ),
+    ],
+)
+@pytest.mark.parametrize("branch", [lambda mu: mu if mu > 1 else -mu, lambda mu: np.exp(mu)])
+def test_a_model_that_cannot_be_traced_is_told_with_its_line(rng, ask, branch):
+    def untraceable():
+        numpyro.factor("f", branch(numpyro.sample("mu", dist.Normal(0.0, 1.0))))
+
+    line = branch.__code__.co_firstlineno
+    tree = xarray.DataTree.from_dict(
+        {"posterior": xarray.Dataset({"mu": (("chain", "draw"), rng.normal(size=(2, 50)))})}
+    )
+    words = (
+        f"^[a-z_]+: expected `model` in operations of jax.numpy, got Tracer.*Error in line {line} "
+        r"of .*test_attach_scores.py. Write jnp.exp for np.exp, and jnp.where for if\.$"
+    )
+    with pytest.raises(mp.InputError, match=words):
+        ask(tree, untraceable)
