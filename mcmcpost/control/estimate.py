@@ -36,6 +36,7 @@ from mcmcpost.core.errors import (
     InputError,
     InputTypeError,
     Status,
+    written_whole,
 )
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.runtime import duration, first_rows, json_able, number_of_quantities, significant
@@ -753,6 +754,7 @@ def contradicting(estimates: Sequence[Estimate], pooled: Estimate) -> Bool[np.nd
     return contradicts
 
 
+@written_whole("an estimate", "Estimate it again.", "pool_estimates")
 def stored_estimate(tree: "xarray.DataTree") -> Estimate:
     """Return the estimate that `Estimate.to_datatree` wrote to a tree."""
     check_tree_type("pool_estimates", tree)

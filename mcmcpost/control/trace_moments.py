@@ -42,7 +42,7 @@ from mcmcpost.control.standard_errors import (
     reported_columns,
 )
 from mcmcpost.core.arguments import MOMENTS
-from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status
+from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status, written_whole
 from mcmcpost.core.mcse import mcse_mean, participants
 from mcmcpost.core.precision import beyond_rounding
 from mcmcpost.core.runtime import counts_text
@@ -570,6 +570,7 @@ class TraceMoments(NamedTuple):
         return np.concatenate(parts).var(axis=0)
 
 
+@written_whole("a file of sums", "Sum the trace again.", "moments")
 def stored_moments(tree: "xarray.DataTree") -> TraceMoments:
     """Return the sums that `TraceMoments.to_datatree` wrote to a tree."""
     group = tree.children[MOMENTS].to_dataset()

@@ -5,8 +5,11 @@ Shapes, everywhere: ``c`` chains, ``n`` draws, ``d`` unconstrained parameters, `
 ``k`` right-hand sides, ``m`` training or inducing points, ``q`` basis functions.
 """
 
+import functools
+import re
 import sys
 import warnings
+from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
 
@@ -58,6 +61,31 @@ ADDED = (
 def fault(where: str, expected: str, got: object, cure: str) -> str:
     """Return a message that says where, what was expected, what was got, and the cure."""
     return f"{where}: expected {expected}, got {got}. {cure}"
+
+
+def written_whole[**P, R](
+    what: str, cure: str, where: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Have a function that reads stored objects refuse those without one of their parts.
+
+    what : such as ``an evidence``. where : by default the first argument of the function.
+    """
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        @functools.wraps(function)
+        def wrapped(*args: P.args, **kwargs: P.kwargs) -> R:
+            try:
+                return function(*args, **kwargs)
+            except KeyError as error:
+                # xarray says a sentence of the name, others the name alone.
+                name = re.search(r"'([^']+)'", str(error))
+                got = f"one without {name[1] if name else error}"
+                expected = f"{what} that this version of mcmcpost wrote"
+                raise InputError(where or str(args[0]), expected, got, cure) from error
+
+        return wrapped
+
+    return decorate
 
 
 class Status(StrEnum):

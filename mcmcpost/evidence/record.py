@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float
 
 from mcmcpost.core.arguments import check_trace_type, check_tree_type
-from mcmcpost.core.errors import InputError, Status
+from mcmcpost.core.errors import TRUSTED, InputError, Status, written_whole
 from mcmcpost.core.runtime import digits_of, json_able, significant
 from mcmcpost.evidence.barrier import Barrier, PathDiagnostics
 from mcmcpost.evidence.bridge import BridgeOverlap
@@ -395,6 +395,7 @@ def _check_draws_of(where: str, evidence: Evidence, tree: "xarray.DataTree") -> 
         )
 
 
+@written_whole("an evidence", CURE)
 def _from_group(where: str, group: "xarray.Dataset") -> Evidence:
     """Return the evidence of one group, by way of what `Evidence.to_json_dict` has of it."""
     # The common form of both files is that of `to_json_dict`, so that a field is parsed in one
@@ -459,6 +460,8 @@ def _from_group(where: str, group: "xarray.Dataset") -> Evidence:
     return evidence._replace(diagnostics=BridgeOverlap(*sets))
 
 
+_ERRORS = ("mcse", "discretisation_error")
+
 RECORDED = (
     "log_evidence",
     "mcse",
@@ -474,12 +477,14 @@ RECORDED = (
 estimate."""
 
 
+@written_whole("an evidence", CURE)
 def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
     """Return the evidence of which `Evidence.to_json_dict` made these facts; None is NaN.
 
     Raises
     ------
-    ValueError : something that an evidence has is not there.
+    ValueError : something that an evidence has is not there, an error is negative, or a number that
+        its status trusts is missing.
     """
     missing = [key for key in RECORDED if key not in facts]
     if missing:
@@ -533,6 +538,16 @@ def evidence_from_json(where: str, facts: Mapping[str, Any]) -> Evidence:
             float(info.get("round_trips", np.nan)),
             usable["error_share"].astype(float),
         )
+    # A wrong error or a number that is not there would go into Bayes factors without a word.
+    for row in (known, *known["methods"]):
+        told = {key: float(row[key]) for key in _ERRORS if key in row}
+        told |= {"log_evidence": float(row["log_evidence"])}
+        wrong = [key for key in _ERRORS if told.get(key, 0.0) < 0]
+        if Status(row["status"]) in TRUSTED and np.isnan(told["log_evidence"]):
+            wrong += ["log_evidence"]
+        if wrong:
+            got = f"a {wrong[0]} of {told[wrong[0]]} with the status {row['status']}"
+            raise InputError(where, "numbers that an evidence can have", got, CURE)
     return Evidence(
         value=float(known["log_evidence"]),
         mcse=float(known["mcse"]),

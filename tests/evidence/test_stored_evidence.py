@@ -171,6 +171,11 @@ def test_what_holds_no_evidence_is_refused(ladder, bridge, rng, tmp_path):
             mp.InputError, match="this version of mcmcpost wrote, got a group `evidence` without"
         ):
             mp.Evidence.from_datatree(older)
+    for lost in ("method_status", "rung_ess", "path_mean"):
+        older = stored.copy()
+        older[EVIDENCE_GROUP] = older[EVIDENCE_GROUP].to_dataset().drop_vars(lost)
+        with pytest.raises(mp.InputError, match="this version of mcmcpost wrote, got one without"):
+            mp.Evidence.from_datatree(older)
     with pytest.raises(mp.InputTypeError, match="DataTree"):
         mp.Evidence.from_datatree(None)
     path = tmp_path / "some.json"
@@ -184,6 +189,11 @@ def test_what_holds_no_evidence_is_refused(ladder, bridge, rng, tmp_path):
         (json.dumps({"evidence": [record, record]}), "one evidence, got 2"),
         (json.dumps(record | {"methods": [3]}), "another kind of value"),
         (json.dumps(record | {"status": "magic"}), "another kind of value"),
+        (json.dumps(record | {"mcse": -1.0}), "got a mcse of -1.0 with"),
+        (json.dumps(record | {"discretisation_error": -3}), "got a discretisation_error of -3"),
+        (json.dumps(record | {"log_evidence": None, "status": "controlled"}), "evidence of nan"),
+        (json.dumps(record | {"methods": [record["methods"][0] | {"mcse": -1}]}), "mcse of -1"),
+        (json.dumps(record | {"methods": [{"method": "x"}]}), "got one without "),
     ):
         path.write_text(text)
         with pytest.raises(mp.InputError, match=words):

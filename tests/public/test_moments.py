@@ -185,6 +185,18 @@ def test_sums_of_before_are_to_be_made_again():
         mp.expectation(xarray.DataTree.from_dict({"moments": old}))
 
 
+@pytest.mark.parametrize("lost", ["shift", "squares_0", "sample_0"])
+def test_sums_without_a_part_are_refused(lost):
+    whole = mp.moments(make_tree(6), method="zv1").to_datatree()["moments"].to_dataset()
+    for group, name in (
+        (whole.drop_vars(lost), lost),
+        (xarray.Dataset({"x": 3}), "moments"),
+    ):
+        words = f"moments: .*this version of mcmcpost wrote, got one without {name}. Sum the trace"
+        with pytest.raises(mp.InputError, match=words):
+            mp.expectation(xarray.DataTree.from_dict({"moments": group}))
+
+
 @pytest.mark.slow
 def test_sums_read_back_say_the_same(tmp_path):
     sums = mp.moments(make_tree(6), QUANTITIES) + mp.moments(

@@ -140,6 +140,15 @@ def test_a_chain_that_is_in_two_estimates_is_refused(rng, tmp_path):
             mp.pool_estimates(one, other)
 
 
+@pytest.mark.parametrize("lost", ["mean", "mcse_cv", "status", "residual", "covariance"])
+def test_a_stored_estimate_without_a_part_is_refused(lost):
+    tree = stated(1.0, 0.1).to_datatree()
+    tree["control_variates"] = tree["control_variates"].to_dataset().drop_vars(lost)
+    words = f"an estimate that this version of mcmcpost wrote, got one without {lost}. Estimate it"
+    with pytest.raises(mp.InputError, match=words):
+        mp.pool_estimates(stated(1.0, 0.1), tree)
+
+
 @pytest.mark.parametrize(("other", "cure"), [("new.nc", r", or load_tree\('new.nc'\)"), (3, "")])
 def test_what_is_no_estimate_is_refused(other, cure):
     with pytest.raises(mp.InputTypeError, match=rf"an Estimate or a tree .* returned{cure}\.$"):
