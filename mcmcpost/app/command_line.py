@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
@@ -24,6 +24,7 @@ from mcmcpost.app.edge import (
     is_user_error,
     join_processes,
     model_file_fault,
+    prepare_streams,
     say,
     settings_of,
     usage_fault,
@@ -52,6 +53,7 @@ def main() -> None:
     """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost
     in a traceback."""
     code = 0
+    prepare_streams()
     try:
         arguments = sys.argv[1:]
         # Not standalone: typer would print its own errors and exit.
@@ -127,7 +129,6 @@ def sample(
         typer.Option(
             help="Sample in batches of --draws [default: 250] until every controlled error is at "
             "most this.",
-            min=0.0,
         ),
     ] = None,
     relative: Annotated[
@@ -143,7 +144,7 @@ def sample(
     as_json: options.AsJson = False,
 ) -> None:
     """Sample a model file with NUTS and write the trace, with scores and log likelihoods."""
-    with _program():
+    with _program() as out:
         import mcmcpost
         from mcmcpost.app.edge import phase
         from mcmcpost.app.source import keeping, sample_model
@@ -182,10 +183,11 @@ def sample(
                 | {
                     "max_rhat": convergence.max_rhat,
                     "divergences": convergence.recorded_divergences,
-                }
+                },
+                out,
             )
         else:
-            print(f"{output}: {number_of_draws(shape['chain'], shape['draw'])}")
+            print(f"{output}: {number_of_draws(shape['chain'], shape['draw'])}", file=out)
 
 
 @app.command()
@@ -229,7 +231,7 @@ def reduce(
 ) -> None:
     """Print the posterior expectations of a trace, or of a model file sampled first, with smaller
     errors."""
-    with _program():
+    with _program() as out:
         import mcmcpost
         from mcmcpost.app.commands import Beyond, estimates_text, reduce_tree, sum_traces, tree_with
         from mcmcpost.app.edge import phase, say
@@ -299,12 +301,13 @@ def reduce(
                         "quantities": [
                             q for e in reduced.estimates for q in e.to_json_dict()["quantities"]
                         ]
-                    }
+                    },
+                    out,
                 )
             else:
-                print(estimates_text(reduced.printed))
+                print(estimates_text(reduced.printed), file=out)
             if output is not None:  # after the table, which no fault in writing may cost
-                sys.stdout.flush()
+                out.flush()
                 with phase(f"writing {output}"):
                     mcmcpost.save_tree(tree_with(tree, reduced), output)
 
@@ -337,7 +340,7 @@ def moments(
 ) -> None:
     """Sum over traces what `reduce` needs of them, without their draws. Files of sums are given to
     `reduce` later."""
-    with _program():
+    with _program() as out:
         import mcmcpost
         from mcmcpost.app.commands import sum_traces
         from mcmcpost.app.edge import phase
@@ -348,7 +351,7 @@ def moments(
         selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
         check_output(output)
         # The same draws twice would halve the variance of every error.
-        check_distinct("moments", [str(source.resolve()) for source in sources], "traces")
+        check_distinct("moments", list(map(os.path.realpath, sources)), "traces")
         chosen = options.with_data(option, data)
         total = sum_traces(
             [[source] for source in sources],
@@ -360,9 +363,9 @@ def moments(
             allow_bad_scores,
         )
         if as_json:
-            _print_json(total.counts)
+            _print_json(total.counts, out)
         else:
-            print(counts_text(total.counts))
+            print(counts_text(total.counts), file=out)
         with phase(f"writing {output}"):
             mcmcpost.save_tree(total.to_datatree(), output)
 
@@ -445,7 +448,7 @@ def evidence(
     An evidence that is stored in a file is printed as it is, unless --method, --path or --model ask
     for another.
     """
-    with _program():
+    with _program() as out:
         import mcmcpost
         from mcmcpost.app.commands import (
             compare,
@@ -462,7 +465,7 @@ def evidence(
             raise InputError(
                 f"--output: expected one source, got {len(sources)}. Write them one by one."
             )
-        check_distinct("evidence", [str(source.resolve()) for source in sources], "sources")
+        check_distinct("evidence", list(map(os.path.realpath, sources)), "sources")
         given = {
             "rungs": rungs,
             "warmup": warmup,
@@ -502,17 +505,15 @@ def evidence(
                 table = None if comparison is None else comparison.to_dataframe().reset_index()
                 _print_json(
                     {"evidence": records}
-                    | ({} if table is None else {"comparison": table.to_dict("records")})
+                    | ({} if table is None else {"comparison": table.to_dict("records")}),
+                    out,
                 )
             else:
                 texts = [evidence_text(name, e) for name, e in evidences.items()]
-                print(
-                    "\n\n".join(
-                        [*texts, *([comparison_text(comparison)] if comparison is not None else [])]
-                    )
-                )
+                texts += [] if comparison is None else [comparison_text(comparison)]
+                print("\n\n".join(texts), file=out)
             if output is not None:  # of one source
-                sys.stdout.flush()
+                out.flush()
                 # The loop has left its only source and estimate behind.
                 kept = source.tree if source.ladder is None else source.ladder
                 with phase(f"writing {output}"):
@@ -545,7 +546,7 @@ def report(
     allow_bad_scores: options.AllowBadScores = False,
 ) -> None:
     """Write one self-contained HTML file about a trace: estimates, errors, scores, convergence."""
-    with _program():
+    with _program() as out:
         from mcmcpost.app.commands import report_facts, report_line
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked
@@ -565,9 +566,9 @@ def report(
             allow_bad_scores=allow_bad_scores,
         )
         if as_json:
-            _print_json(facts)
+            _print_json(facts, out)
         else:
-            print(report_line(facts))
+            print(report_line(facts), file=out)
 
 
 @app.command()
@@ -577,7 +578,7 @@ def info(
 ) -> None:
     """Print what is in a file: variables, sampler, convergence, structure, and whether its scores
     pass the gate."""
-    with _program():
+    with _program() as out:
         from mcmcpost.app.edge import phase
         from mcmcpost.app.info import describe, description
         from mcmcpost.core.runtime import json_able
@@ -585,31 +586,32 @@ def info(
         with phase("reading and testing"):
             facts = describe(trace)
         if as_json:
-            _print_json(json_able(facts))
+            _print_json(json_able(facts), out)
         else:
-            print(description(facts))
+            print(description(facts), file=out)
 
 
 @app.command()
 def doctor(as_json: options.AsJson = False) -> None:
     """Print what mcmcpost runs on: devices, precision, versions, and which optional packages are
     here."""
-    with _program():
+    with _program() as out:
         from mcmcpost.app.edge import doctor_text, examine
 
         facts = examine()
         if as_json:
-            _print_json(facts)
+            _print_json(facts, out)
         else:
-            print(doctor_text(facts))
+            print(doctor_text(facts), file=out)
 
 
 @contextmanager
-def _program() -> Iterator[None]:
+def _program() -> Iterator[TextIO]:
     """Switch to 64 bits, use the compilation cache of the user, and print each warning as one line
-    on stderr.
+    on stderr; return where results are printed.
 
-    Of several processes only the first prints.
+    Of several processes only the first prints. What a model file prints goes to stderr, since it
+    is no result.
     """
     from mcmcpost.app.edge import phase
 
@@ -636,15 +638,16 @@ def _program() -> Iterator[None]:
         # by default those below a second are lost
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     with ExitStack() as stack:
+        out = sys.stdout
         # Output of several processes would be mixed line by line.
         if not is_first_process():
-            nowhere = stack.enter_context(Path(os.devnull).open("w"))
-            stack.enter_context(redirect_stdout(nowhere))
-            stack.enter_context(redirect_stderr(nowhere))
+            out = stack.enter_context(Path(os.devnull).open("w"))
+            stack.enter_context(redirect_stderr(out))
+        stack.enter_context(redirect_stdout(sys.stderr))
         stack.enter_context(warnings.catch_warnings())
         # `catch_warnings` puts it back: tests run many commands in one process.
         warnings.showwarning = _once()
-        yield
+        yield out
 
 
 def _once() -> Callable[..., None]:
@@ -662,8 +665,7 @@ def _once() -> Callable[..., None]:
     return show
 
 
-def _print_json(facts: dict[str, Any]) -> None:
+def _print_json(facts: dict[str, Any], out: Any) -> None:
     # JSON has no NaN. Python would print one, which other readers refuse.
-    print(
-        json.dumps({k: None if v != v else v for k, v in facts.items()}, indent=2, allow_nan=False)
-    )
+    known = {k: None if v != v else v for k, v in facts.items()}
+    print(json.dumps(known, indent=2, allow_nan=False), file=out)

@@ -115,6 +115,17 @@ MODULE_PREFIX = "_mcmcpost_model_"
 """Prefix of the modules that model files are imported as."""
 
 
+def prepare_streams() -> None:
+    """Have output that cannot be printed be no error after the work."""
+    for name in ("stdout", "stderr"):
+        # A stream that was closed before, as by `>&-`, is None: what is printed there is lost.
+        stream = getattr(sys, name) or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
+        # Tables have an en dash, for which ASCII has no place.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+        setattr(sys, name, stream)
+
+
 def say(kind: str, message: object) -> None:
     """Print an error or a warning as one line on stderr."""
     print(f"mcmcpost: {kind}: {one_line(message)}", file=sys.stderr)
@@ -239,7 +250,15 @@ def join_processes() -> None:
 
     # None leaves them to JAX, which asks Slurm or Open MPI.
     number, this = (_whole_number(name) for name in ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID"))
-    jax.distributed.initialize(num_processes=number, process_id=this)
+    try:
+        jax.distributed.initialize(num_processes=number, process_id=this)
+    except (ValueError, RuntimeError) as error:
+        raise InputError(
+            "JAX_COORDINATOR_ADDRESS",
+            "HOST:PORT of the first of several processes",
+            f"{os.environ['JAX_COORDINATOR_ADDRESS']!r}: {one_line(error).rstrip('.')}",
+            "Set JAX_NUM_PROCESSES and JAX_PROCESS_ID too, or for one process leave all out.",
+        ) from error
 
 
 def _whole_number(name: str) -> int | None:

@@ -32,6 +32,7 @@ import numpy as np
 from mcmcpost.app.edge import check_distinct
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.runtime import did_you_mean
+from mcmcpost.trees.convention import check_names
 
 type Values = Mapping[str, np.ndarray]
 
@@ -282,6 +283,8 @@ def parse_expressions(texts: Sequence[str]) -> dict[str, Expression]:
     """Return the checked expressions of ``["name=expression", ...]`` by name, each name once."""
     named = [parse_expression(text) for text in texts]
     check_distinct("--expect", [name for name, _ in named], "names")
+    # As those of a model file's quantities: they are names in trees.
+    check_names("--expect", {name: () for name, _ in named})
     return dict(named)
 
 

@@ -4,6 +4,7 @@
 import hashlib
 import importlib.util
 import inspect
+import os
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -153,7 +154,7 @@ def load_model_file(path: str | Path) -> ModelFile:
     TypeError
         ``quantities`` does not take one argument.
     """
-    file = Path(path).expanduser().resolve()
+    file = Path(os.path.realpath(Path(path).expanduser()))
     if not file.is_file():
         raise missing_file("Model file", "an existing Python file", Path(path))
     module = _execute(file)

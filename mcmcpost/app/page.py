@@ -433,7 +433,7 @@ def write_html(text: str, path: Path, overwrite: bool = False) -> Path:
     """
     if not is_first_process():
         return path
-    target = path.resolve()  # a link stays one
+    target = Path(os.path.realpath(path))  # a link stays one
     with written_beside(target) as temporary:
         # a path may hold bytes that are no text
         temporary.write_text(text, encoding="utf-8", errors="replace")

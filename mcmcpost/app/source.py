@@ -32,7 +32,7 @@ from mcmcpost.core.arguments import MOMENTS
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, fault
 from mcmcpost.stopping import FIELDS, METHOD, Goal, SampledUntil, numpyro_batches, until
-from mcmcpost.trees import is_ladder
+from mcmcpost.trees import is_evidence_alone, is_ladder
 from mcmcpost.trees.convention import sample_dataset
 from mcmcpost.trees.integrands import as_numbers
 from mcmcpost.trees.numpyro_model import ProbedModel, dotted, probe_model
@@ -250,7 +250,8 @@ def open_source(
         )
         raise InputError("--diagnostics", "outputs and diagnostic files of CmdStan", other[0], cure)
     source, *others = sources
-    check_distinct("reduce", [str(one.resolve()) for one in sources], "traces")
+    # A link that leads round has no end, which `Path.resolve` raises.
+    check_distinct("reduce", list(map(os.path.realpath, sources)), "traces")
     models = [one for one in sources if is_model_file(one)]
     if programs := [one for one in sources if one.suffix == ".stan"]:
         cure = (
@@ -389,6 +390,12 @@ def refuse_sums(
         raise InputError(where, "a trace", got, cure)
 
 
+def _refuse_evidence(path: Path, tree: "xarray.DataTree") -> None:
+    if is_evidence_alone(tree):
+        got, cure = f"{path}, an evidence alone", f"Print it with mcmcpost evidence {path}."
+        raise InputError("reduce", "a trace", got, cure)
+
+
 def load_trace(
     paths: Sequence[Path],
     model: Path | None,
@@ -412,6 +419,7 @@ def load_trace(
             # all its draws at once, and only one with variables that stayed in its files is read
             # again.
             tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
+            _refuse_evidence(paths[0], tree)
             return mcmcpost.load_tree(*paths) if is_ladder(tree) and _in_files(tree) else tree
     with phase(f"model {model}"):
         # The model first: it fails in seconds, reading may take minutes.
@@ -419,6 +427,7 @@ def load_trace(
     with reading:
         tree = mcmcpost.load_tree(*paths)
     refuse_sums("--model", paths[0], tree)
+    _refuse_evidence(paths[0], tree)
     if is_ladder(tree):
         raise InputError(
             "--model: expected a trace, got a ladder, which has its scores. Leave --model out."

@@ -358,6 +358,10 @@ def check_no_pipe(where: str, place: Path) -> None:
 def missing_file(where: str, expected: str, place: Path) -> FileNotFoundError:
     """Return the error of a file that does not exist; it asks for the file of the folder that has
     almost its name."""
+    if place.is_symlink():
+        # Its own name is in the folder, and is not what is missing.
+        cure = f"It is a link to {place.readlink()}, where there is no file: make it again."
+        return FileNotFoundError(fault(where, expected, str(place), cure))
     beside = [path.name for path in place.parent.iterdir()] if place.parent.is_dir() else []
     whence = "" if place.is_absolute() else f"; it is relative to {Path.cwd()}"
     cure = f"{did_you_mean(place.name, beside)}Check the path{whence}."

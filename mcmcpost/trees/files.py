@@ -363,7 +363,7 @@ def save_tree(
         return place
     storable, altered = _storable(tree, _is_zarr(place))
     written = _with_order(storable)
-    target = place.resolve() if overwrite else place  # a link stays one
+    target = Path(os.path.realpath(place)) if overwrite else place  # a link stays one
     with written_beside(target) as temporary:
         try:
             # Under a temporary name: netCDF that was cut off cannot be read at all.

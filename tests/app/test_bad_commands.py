@@ -1,6 +1,8 @@
 """Commands that cannot be done: each ends with code 2 and words about what was wrong, before any
 work."""
 
+import json
+
 import numpy as np
 import pytest
 from cli_cases import refused
@@ -31,6 +33,8 @@ def folder(tmp_path_factory):
     rungs = rng.normal(size=(2, 20, 3, 1)) / np.sqrt(1 + levels)[:, None]
     ladder = mp.ladder_from_arrays(levels, rungs, -0.5 * (rungs**2).sum(-1), -rungs, -rungs)
     mp.save_tree(ladder, place / "ladder.nc")
+    evidence = mp.log_evidence(ladder, "plain", allow_bad_scores=True).to_json_dict()
+    (place / "evidence.json").write_text(json.dumps(evidence))
     (place / "model.py").write_text(MODEL)
     (place / "no_model.py").write_text("x = 1\n")
     (place / "no_module.py").write_text("import foobar\n")
@@ -67,6 +71,10 @@ REFUSED = [
     ),
     ("reduce @/trace.nc --var-names ~a,b,~b", "with ~ or without, got b and ~b. There are a, b."),
     ("reduce @/trace.nc --var-names ,", "expected names of variables, got none."),
+    ("reduce @/trace.nc --expect chain=a", "names other than chain, draw, got ['chain']"),
+    ("reduce @/evidence.json", "an evidence alone. Print it with mcmcpost evidence /"),
+    ("sample @/model.py -o out.nc --until 0", "`mcse`, a number in (0, ∞), got 0.0"),
+    ("sample @/model.py -o out.nc --until -1", "`mcse`, a number in (0, ∞), got -1.0"),
     ("reduce @/trace.nc --expect p=a^2", "holds ^, which is no power: write **"),
     ("reduce @/trace.nc --var-names c --filter-vars like", "what some variable has in its name"),
     ("reduce @/trace.nc --var-names ( --filter-vars regex", "regular expressions"),

@@ -1,5 +1,6 @@
 """The command line: the main job from another directory, JSON, files, and one-line errors."""
 
+import io
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from cli_cases import refused
 
 import mcmcpost
 from mcmcpost.app import command_line as cli
-from mcmcpost.app.edge import cache_directory, is_user_error
+from mcmcpost.app.edge import cache_directory, is_user_error, prepare_streams
 from mcmcpost.app.options import MethodName, SpreadName
 from mcmcpost.control import KINDS
 from mcmcpost.core.runtime import digits_of, one_line, significant
@@ -79,8 +80,10 @@ def test_a_model_file_ends_in_the_table_and_sample_then_reduce_is_reduce(run, mo
 
 @pytest.mark.slow
 def test_sample_says_what_it_wrote(run, model):
+    model.write_text(GAUSSIAN + 'print("loaded")\n')
     done = run("sample", model, "-o", "trace.zarr", *SHORT, "--option", "loc=3", "--seed", "7")
-    assert done.out == "trace.zarr: 2 chains of 150 draws\n"
+    assert done.out == "trace.zarr: 2 chains of 150 draws\n"  # and not what the file prints
+    assert done.err == "loaded\n"
     tree = mcmcpost.load_tree("trace.zarr")
     assert tree.attrs["seed"] == 7
     assert 0 < tree.attrs["sampling_time"] < 600
@@ -448,6 +451,31 @@ def test_the_program_from_another_directory(trace, tmp_path):
     assert bad.stderr.startswith("mcmcpost: error: Invalid value for '--method'")
 
 
+def test_streams_that_are_closed_or_have_no_dash_are_no_error(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    monkeypatch.setattr(sys, "stderr", None)
+    prepare_streams()
+    print("gain –", flush=True)
+    print("lost", file=sys.stderr, flush=True)
+    assert printed.getvalue() == b"gain ?\n"
+    sys.stderr.close()
+
+
+def test_processes_without_their_number_are_told(run, trace, monkeypatch):
+    monkeypatch.setenv("JAX_COORDINATOR_ADDRESS", "nonsense")
+    done = run("info", trace)
+    assert refused(done, "JAX_COORDINATOR_ADDRESS: expected HOST:PORT", "'nonsense': ")
+
+
+@pytest.mark.parametrize("command", ["info", "reduce", "moments -o sums.nc", "evidence"])
+def test_a_link_that_leads_round_is_a_missing_file(run, tmp_path, command):
+    link = tmp_path / "loop.nc"
+    link.symlink_to(link)
+    words = f"an existing file, got {link}. It is a link to {link}, where there is no file"
+    assert refused(run(*command.split(), link), words)
+
+
 def test_version_and_help(run):
     assert run("--version").out == f"mcmcpost {mcmcpost.__version__}\n"
     assert "reduce" in run("--help").out
@@ -571,9 +599,10 @@ def test_the_table_is_printed_before_the_output_is_written_and_its_name_is_teste
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(xarray.DataTree, "to_netcdf", full)
-    done = run("reduce", trace, *QUICK, "-o", tmp_path / "out.nc")
+    out = tmp_path / "out.nc"
+    done = run("reduce", trace, *QUICK, "-o", out)
     assert (done.code, done.out.count("zv2") or done.out.count("ZeroVariance")) == (2, 2)
-    assert done.err == "mcmcpost: error: [Errno 28] No space left on device\n"
+    assert done.err == f"mcmcpost: error: [Errno 28] No space left on device: '{out}'\n"
     assert refused(
         run("reduce", trace, *QUICK, "-o", tmp_path / f"{'x' * 300}.nc"), "name too long"
     )

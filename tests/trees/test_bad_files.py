@@ -205,6 +205,14 @@ def test_missing_files(path, words):
             read(path)
 
 
+def test_a_link_without_its_file_is_told_as_one(tmp_path):
+    link = tmp_path / "dangling.nc"
+    link.symlink_to("gone.nc")
+    words = r"got .*dangling.nc. It is a link to gone.nc, where there is no file: make it again.$"
+    with pytest.raises(FileNotFoundError, match=words):
+        mp.load_tree(link)
+
+
 def write_cycle(path):
     with h5py.File(path, "w") as file:
         group = file.create_group("posterior")
