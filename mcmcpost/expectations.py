@@ -42,7 +42,14 @@ from mcmcpost.core.arguments import (
     check_probabilities,
     check_trace_type,
 )
-from mcmcpost.core.errors import TRUSTED, InputError, InputTypeError, Status
+from mcmcpost.core.errors import (
+    REPRODUCED,
+    TRUSTED,
+    WORST_FIRST,
+    InputError,
+    InputTypeError,
+    Status,
+)
 from mcmcpost.core.mcse import tail_draws
 from mcmcpost.core.precision import NOT_TRACEABLE, in_float64, not_traceable
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
@@ -663,6 +670,9 @@ def elpd(
         Status.HEAVY_TAIL if h and s in TRUSTED else s
         for h, s in zip(heavy, estimate.status, strict=True)
     )
+    # p_loo is made of the other two: where the error of one may be far too small, so is its own.
+    doubtful = [s for s in status[:2] if s not in TRUSTED and s not in REPRODUCED]
+    status = (*status[:2], min((status[2], *doubtful), key=WORST_FIRST.index), *status[3:])
     return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
 
 

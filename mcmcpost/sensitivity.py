@@ -289,6 +289,9 @@ def _one_value(
     if integrand.values.shape[-1] != 1:
         got = f"{integrand.values.shape[-1]} values a draw"
         raise InputError(where, f"`{name}` to be one number a draw", got, "Add up its terms.")
+    # A comparison is no log ratio: as zero and one it would be taken for a slightly wider prior.
+    if integrand.margins or np.asarray(given).dtype.kind == "b":
+        raise InputTypeError(where, f"`{name}` to be a number a draw", "True or False", "Give it.")
     return integrand.values[..., 0]
 
 

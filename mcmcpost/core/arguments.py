@@ -61,6 +61,9 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
         raise InputTypeError(
             where, f"`{name}` to be a real numeric array", got, "Pass its values."
         ) from error
+    if array.dtype.kind == "O" and not array.ndim:
+        got = f"a {type(values).__name__}"  # as a dict in a dict
+        raise InputTypeError(where, f"`{name}` to be a real numeric array", got, "Pass its values.")
     # f, i, u, b: complex numbers, texts, dates and objects have other kinds.
     if array.dtype.kind not in "fiub":
         raise InputTypeError(
@@ -112,7 +115,11 @@ def as_names(where: str, name: str, names: object) -> tuple[str, ...]:
     )
     if given is None or not all(isinstance(one, str) for one in given):
         raise InputTypeError(
-            where, f"`{name}` to be a list of names", repr(names), 'Such as ("a", "b").'
+            where,
+            f"`{name}` to be a list of names",
+            # Of a dict its keys: what it holds may be traces.
+            repr(names if given is None else list(given)),
+            'Such as ("a", "b").',
         )
     return given
 

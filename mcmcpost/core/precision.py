@@ -104,24 +104,29 @@ LARGEST_ROUNDING = 1e-3
 """Nats by which a log density may be rounded without a word: less than an evidence is wanted to."""
 
 
-def tell_single(where: str, log_density: np.ndarray) -> None:
-    """Warn of a log density that was evaluated in single precision (see `in_either_precision`) and
-    is too large for it.
+def check_rounding(where: str, log_density: np.ndarray) -> None:
+    """Refuse a log density that is too large for double precision, and warn of one that was
+    evaluated in single precision (see `in_either_precision`) and is too large for that.
 
-    A sum over a million observations of −1e6 nats is rounded by 0.1, as much as some evidences are
-    asked about.
+    In single precision a sum over a million observations of −1e6 nats is rounded by 0.1, as much as
+    some evidences are asked about.
     """
-    if log_density.dtype == np.float32:
-        finite = log_density[np.isfinite(log_density)]
-        # Where the density is highest: it may be as low as it likes at prior draws without any
-        # weight.
-        if finite.size and abs(finite.max()) * np.finfo(np.float32).eps > LARGEST_ROUNDING:
-            warn(
-                f"{where}: the log density is evaluated in single precision, the only one in "
-                "which JAX knows the arrays that it reads, and rounded by more than "
-                f"{LARGEST_ROUNDING} nats. Switch jax_enable_x64 on at the start of the "
-                "program, or pass the data as arguments of the model."
-            )
+    finite = log_density[np.isfinite(log_density)]
+    # Where the density is highest: it may be as low as it likes at prior draws without any weight.
+    rounding = (
+        float(abs(finite.max())) * float(np.finfo(log_density.dtype).eps) if finite.size else 0.0
+    )
+    if rounding <= LARGEST_ROUNDING:
+        return
+    if log_density.dtype != np.float32:
+        got = f"{finite.max():.3g}, whose digits end at {rounding:.2g} nats"
+        cure = "Leave large constants out: they are added to the log evidence."
+        raise InputError(where, f"a log density known to {LARGEST_ROUNDING} nats", got, cure)
+    warn(
+        f"{where}: the log density is evaluated in single precision, the only one in which JAX "
+        f"knows the arrays that it reads, and rounded by more than {LARGEST_ROUNDING} nats. Switch "
+        "jax_enable_x64 on at the start of the program, or pass the data as arguments of the model."
+    )
 
 
 def _to_numpy(leaf: object) -> object:

@@ -36,7 +36,7 @@ from mcmcpost.core.mcse import (
     variance_over_draws,
     weights_khat,
 )
-from mcmcpost.core.precision import tell_single
+from mcmcpost.core.precision import check_rounding
 from mcmcpost.evidence.ladder import EvidenceEstimate
 from mcmcpost.evidence.warp import (
     Warp,
@@ -75,7 +75,7 @@ def checked_density(
         values = map_rows(
             logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities"
         )
-        tell_single(where, values)
+        check_rounding(where, values)
         return check_values(where, values.astype(float), points)
 
     return density

@@ -30,7 +30,7 @@ from mcmcpost.core.devices import (
     read_everywhere,
 )
 from mcmcpost.core.errors import InputError
-from mcmcpost.core.precision import in_float64, tell_single
+from mcmcpost.core.precision import check_rounding, in_float64
 from mcmcpost.core.runtime import written_beside
 from mcmcpost.evidence import Ladder, LadderStats, TemperedTarget, check_temperatures
 from mcmcpost.evidence.barrier import round_trips
@@ -348,7 +348,7 @@ def _draw_prior(run: Run, key: jax.Array) -> _Prior:
         before + kept, chains, -1
     )
     values = evaluate_at(run.target, draws, forward_mode=run.kernel.forward_mode)
-    tell_single(run.where, values.log_likelihood)
+    check_rounding(run.where, values.log_likelihood)
     return _Prior(draws, values, before)
 
 

@@ -20,7 +20,7 @@ from jax.flatten_util import ravel_pytree
 from mcmcpost.core.arguments import as_names, as_real, check_flags, check_function, check_kind
 from mcmcpost.core.errors import InputError, InputTypeError, warn
 from mcmcpost.core.mcse import LEAST
-from mcmcpost.core.runtime import version_of
+from mcmcpost.core.runtime import number_of_draws, version_of
 from mcmcpost.scores import batch_scores
 from mcmcpost.trace import Trace, make_trace
 from mcmcpost.trees.convention import (
@@ -329,9 +329,15 @@ def from_blackjax(
     # BlackJAX keeps the gradient of the log density itself: no sign to change, unlike NumPyro's.
     gradient = getattr(states, "logdensity_grad", None)
     if gradient is not None:
-        scores = _flatten_leaves(
-            [_chain_draw_first(leaf, dims) for leaf in jax.tree.leaves(gradient)]
+        slopes = _named_leaves(jax.tree.map(lambda leaf: _chain_draw_first(leaf, dims), gradient))
+        shapes, got = (
+            {site: leaf.shape for site, leaf in leaves.items()} for leaves in (sites, slopes)
         )
+        # Flattened they could be as long as the draws, and be those of other parameters.
+        if shapes != got:
+            cure = "Pass the states as the kernel returned them."
+            raise InputError(_WHERE, f"a `logdensity_grad` of the shapes {shapes}", got, cure)
+        scores = _flatten_leaves(list(slopes.values()))
     elif logdensity_fn is not None:
         scores = batch_scores(_on_rows(logdensity_fn, position), draws)
     else:
@@ -341,7 +347,8 @@ def from_blackjax(
             type(states).__name__,
             "This kernel keeps no gradient: pass logdensity_fn, the function that was sampled.",
         )
-    trace, statistics = make_trace(draws, scores, names), _statistics(states, info, dims)
+    trace = make_trace(draws, scores, names)
+    statistics = _statistics(states, info, dims, draws.shape[:2])
     if weighted:
         shares = _chain_draw_first(states.weights, dims).astype(float)
         with np.errstate(invalid="ignore", divide="ignore"):
@@ -398,13 +405,21 @@ def _on_rows(
     return lambda row: logdensity_fn(unravel(row))
 
 
-def _statistics(states: Any, info: Any, dims: tuple[str, ...]) -> dict[str, np.ndarray]:
+def _statistics(
+    states: Any, info: Any, dims: tuple[str, ...], shape: tuple[int, ...]
+) -> dict[str, np.ndarray]:
     statistics = {
         name: getattr(info, field) for field, name in _STATISTICS.items() if hasattr(info, field)
     }
     if hasattr(states, "logdensity"):
         statistics["lp"] = states.logdensity
-    return {name: _chain_draw_first(value, dims) for name, value in statistics.items()}
+    arrays = {name: _chain_draw_first(value, dims) for name, value in statistics.items()}
+    for name, array in arrays.items():
+        if array.shape[:2] != shape:
+            expected = f"`{name}` of {number_of_draws(*shape)}, as the positions"
+            cure = "Pass the infos of the same transitions."
+            raise InputError(_WHERE, expected, number_of_draws(*array.shape[:2]), cure)
+    return arrays
 
 
 def _tree(sites: dict[str, np.ndarray], statistics: dict[str, np.ndarray]) -> "xarray.DataTree":

@@ -2,6 +2,7 @@
 
 import csv
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -345,11 +346,11 @@ def _check_header(path: Path, table: "pandas.DataFrame", sep: str) -> None:
     """
     import pandas
 
-    rows = np.arange(len(table))
+    rows, last = np.arange(len(table)), _last_width(path, sep)
     # One unnamed value at the front of each row, as R writes row names, shifts no column; two would
     # shift all.
     numbered = any(np.array_equal(table.index, rows + first) for first in (0, 1))
-    if not numbered or (len(rows) == 1 and _is_longer(path, len(table.columns), sep)):
+    if not numbered or (len(rows) == 1 and last > len(table.columns)):
         got = (
             f"rows of {len(table.columns) + table.index.nlevels} values under "
             f"{len(table.columns)} names"
@@ -361,16 +362,11 @@ def _check_header(path: Path, table: "pandas.DataFrame", sep: str) -> None:
     names = pandas.read_csv(
         path, sep=sep, comment="#", skipinitialspace=True, header=None, nrows=1, dtype=str
     ).iloc[0]
-    twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
-    if twice:
-        raise InputError(
-            _WHERE, f"every column once in {path}", f"{', '.join(twice)} twice", "Leave one out."
-        )
-    if names[1:].isna().any():
-        got = f"none for number {int(np.argmax(names[1:].isna())) + 2}"
-        raise InputError(
-            _WHERE, f"a name for every column in {path}", got, "Name it, or leave it out."
-        )
+    # pandas takes what is missing at the end of a row for gaps.
+    if last < len(names):
+        cure = "The file was cut off: write or copy it again."
+        raise InputError(_WHERE, f"{len(names)} values in the last line of {path}", last, cure)
+    # Before what is there twice: values of draws may be equal, and names are missing then.
     if all(_is_number(name) for name in names.dropna()) and list(names) != [
         str(i) for i in range(len(names))
     ]:
@@ -381,13 +377,31 @@ def _check_header(path: Path, table: "pandas.DataFrame", sep: str) -> None:
             got,
             "Write the names of the columns above.",
         )
+    twice = sorted({str(name) for name in names[names.duplicated() & names.notna()]})
+    if twice:
+        raise InputError(
+            _WHERE, f"every column once in {path}", f"{', '.join(twice)} twice", "Leave one out."
+        )
+    if names[1:].isna().any():
+        got = f"none for number {int(np.argmax(names[1:].isna())) + 2}"
+        raise InputError(
+            _WHERE, f"a name for every column in {path}", got, "Name it, or leave it out."
+        )
 
 
-def _is_longer(path: Path, width: int, sep: str) -> bool:
-    """Return whether the only row has more values than the `width` names above it."""
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        lines = [line for line in file if line.strip() and not line.startswith("#")]
-    return len(next(csv.reader(lines[-1:], delimiter=sep))) > width
+def _last_width(path: Path, sep: str) -> int:
+    """Return the number of values in the last row, of which the end of the file is read."""
+    with path.open("rb") as file:
+        size, span = file.seek(0, os.SEEK_END), 1 << 16
+        while True:
+            start = file.seek(max(0, size - span))
+            text = file.read().decode("utf-8-sig", errors="replace")
+            # Whole lines: what comes before the first end of a line may be half of one.
+            lines = text.splitlines()[1 if start else 0 :]
+            rows = [line for line in lines if line.strip() and not line.startswith("#")]
+            if rows or not start:
+                return len(next(csv.reader(rows[-1:], delimiter=sep)))
+            span *= 2
 
 
 def _is_number(text: str) -> bool:

@@ -463,6 +463,12 @@ def infinite(rng):
             {},
             "NaN or",
         ),
+        (
+            lambda rng: rng.normal(size=(2, 50, 2)),
+            lambda x: standard(x) + 1e20,
+            {},
+            r"known to 0.001 nats, got 1e\+20, whose digits end at 2.2e\+04 nats. Leave large",
+        ),
         (lambda rng: rng.normal(size=(2, 50, 2)), lambda x: x, {}, "scalar"),
         (lambda rng: rng.normal(size=(2, 50, 2)), standard, {"num_proposals": 0}, "num_proposals"),
     ],

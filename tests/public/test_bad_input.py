@@ -589,6 +589,7 @@ ROWS = [
         lambda g, v: mp.bridge_evidence(v, logdensity_fn=density, key=KEY),
         "posterior",
     ),
+    (({"q": {"r": 1}},), lambda g, v: mp.expectation(g.tree, v), "real numeric array, got a dict"),
     (("ladder",), lambda g, v: mp.expectation(g.ladder), "a trace of one target"),
     (
         ("trace",),
@@ -966,6 +967,7 @@ ROWS = [
     ((*RATE, 1e5), lambda g, v: mp.power_ladder(5, v), "power"),
     ((*RATE, 1.0), lambda g, v: mp.geometric_ladder(5, v), "smallest"),
     (([], None, 3, "ab"), lambda g, v: mp.compare_evidence(v), "evidences"),
+    ((1, None), lambda g, v: mp.compare_evidence({v: g.evidence}), r"got \[(1|None)\]\. Such as"),
     (
         ({}, {"m": None}, {"m": 1.0, "n": 2.0}, {"m": None, "n": "x"}),
         lambda g, v: mp.compare_evidence(v),
@@ -991,6 +993,11 @@ ROWS = [
         (np.full((4, 50), NAN), np.full((4, 50), INF)),
         lambda g, v: mp.reweight_prior(g.tree, v),
         "log_ratio",
+    ),
+    (
+        (lambda draw: draw["a"] > 0, np.ones((4, 50), bool)),
+        lambda g, v: mp.reweight_prior(g.tree, v),
+        "`log_ratio` to be a number a draw, got True or False",
     ),
     (METHODS, lambda g, v: mp.reweight_prior(g.tree, np.zeros((4, 50)), method=v), "method"),
     (METHODS, lambda g, v: mp.hyper_derivatives(g.tree, np.zeros((4, 50)), method=v), "method"),

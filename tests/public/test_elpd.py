@@ -85,6 +85,8 @@ def test_an_observation_of_much_influence_is_told(rng):
     found = mp.elpd(with_log_likelihood(tree, mean[..., 0], y), method="plain")
     assert found.status[found.names.index("elpd_loo(y[0])")] == "heavy_tail"
     assert found.status[found.names.index("lppd(y[0])")] == "plain"
+    # p_loo is made of both totals.
+    assert found.status[:3] == ("heavy_tail", "plain", "heavy_tail")
 
 
 @pytest.mark.slow

@@ -44,6 +44,12 @@ TABLES = [
     ("json", '{"a": [1, 2]}\n', "rows of numbers|no row"),
     ("html", "<html>\n<b>1</b>\n", "other values"),
     ("open quote", 'a,b\n"1,2\n3,4\n', "a table with a header|other values"),
+    ("no header", "0,0,1.5\n0,1,2.5\n", "names in the first line"),
+    (
+        "cut in its last line",
+        OK + "1,2,0.5\n",
+        "got 3. The file was cut off",
+    ),
     ("a column twice", "a,a\n1,2\n3,4\n", "every column once"),
     ("a gradient twice", "a,gradient_a,gradient_a\n1,-1,1\n2,-2,2\n", "every column once"),
     ("no name", "a,\n1,2\n3,4\n", "a name for every column"),
@@ -105,7 +111,7 @@ def test_the_names_that_pandas_gives_are_names(tmp_path):
     assert sorted(mp.load_tree(path)["posterior"].data_vars) == ["0", "1"]
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n3\n", "a,b\n1,2\n3,\n", "a,b\n1,2\n3,nan\n"])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n3,\n", "a,b\n1,2\n3,nan\n"])
 def test_a_gap_is_no_number(tmp_path, text):
     path = tmp_path / "draws.csv"
     path.write_text(text)

@@ -159,6 +159,12 @@ def test_bad_states(nuts):
         mp.from_blackjax(
             states._replace(logdensity_grad=jax.tree.map(jnp.negative, states.logdensity_grad))
         )
+    other = {f"{name}2": leaf for name, leaf in states.logdensity_grad.items()}
+    with pytest.raises(mp.InputError, match="`logdensity_grad` of the shapes"):
+        mp.from_blackjax(states._replace(logdensity_grad=other))
+    fewer = jax.tree.map(lambda leaf: leaf[:, :3], nuts[1])
+    with pytest.raises(mp.InputError, match=r"as the positions, got . chains of 3 draws"):
+        mp.from_blackjax(states, fewer)
 
 
 @pytest.fixture(scope="module")
