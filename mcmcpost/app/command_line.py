@@ -277,7 +277,10 @@ def reduce(
             if len(sources) == 1 or len(beside) not in (0, len(sources)):
                 raise
             if beyond:
-                cure = "Means of chains of any lengths are added: leave these options out."
+                cure = (
+                    "Means of chains of any lengths are added: leave these options out, or cut all "
+                    "to one length, load_tree(file).isel(draw=slice(n))."
+                )
                 where = "--quantile, --ci, --spread, --elpd"
                 raise InputError(where, "chains of one length", "several", cure) from None
             say(

@@ -461,6 +461,13 @@ def _evaluator(
             tell_names("integrands", name, error, rows)
             raise
         except TypeError as error:
+            if "string indexing" in str(error):  # the label that tables show
+                raise InputTypeError(
+                    "integrands",
+                    f"`{name}` to take elements by their number",
+                    str(error).rstrip("."),
+                    'Such as lambda draw: draw["theta"][0].',
+                ) from error
             owner = str(
                 getattr(function, "__module__", None) or type(function).__module__
             ).partition(".")[0]

@@ -139,6 +139,11 @@ def test_a_fault_of_the_function_is_not_hidden(tree):
     )
 
 
+def test_a_label_in_place_of_a_number_is_told(tree):
+    with pytest.raises(mp.InputTypeError, match=r"`f` to take elements by their number.*\[0\]"):
+        integrand_values(tree, {"f": lambda d: d["theta"]["A"]})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [np.exp, sum, jnp.sum, float])
 def test_functions_of_values_are_no_functions_of_draws(tree, function):
