@@ -451,8 +451,8 @@ def check_slopes(where: str, tree: "xarray.DataTree", trace: Trace) -> None:
                 where,
                 "a model whose gradients are those that the trace has",
                 f"gradients that differ by {finding:.1%} of their size",
-                "Pass the model, the prior and the data that were sampled; of that with its discrete "
-                "sites summed out attach_scores(tree, model) first. "
+                "Pass the model, the prior and the data that were sampled; of that with its "
+                "discrete sites summed out attach_scores(tree, model) first. "
                 "allow_bad_scores=True overrides.",
             )
         )
