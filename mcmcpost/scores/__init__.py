@@ -9,7 +9,7 @@ from mcmcpost.scores.gate import (
     where_not_finite,
 )
 from mcmcpost.scores.identities import disagreeing, effective_size, z_zero_mean
-from mcmcpost.scores.log_density import batch_scores, check_scalar, value_and_score
+from mcmcpost.scores.log_density import batch_scores, check_scalar, misfit, value_and_score
 
 __all__ = [
     "ScoreCheck",
@@ -20,6 +20,7 @@ __all__ = [
     "check_scores",
     "disagreeing",
     "effective_size",
+    "misfit",
     "value_and_score",
     "where_not_finite",
     "z_zero_mean",

@@ -350,6 +350,20 @@ def test_chains_that_disagree_are_named(rng: np.random.Generator) -> None:
     assert f"disagree at t = {RUNGS[4]:.3g}" in "; ".join(found.complaints)
 
 
+@pytest.mark.parametrize("d", [1, 3])
+@pytest.mark.parametrize("factor", [0.9, 1.04])
+def test_gradients_of_another_likelihood_are_seen_by_the_stored_one(
+    rng: np.random.Generator, d: int, factor: float
+) -> None:
+    """They fit a normal's own log likelihood without a rest: .02 off, with an error of 1e-15."""
+    ladder = gaussian_path(d).ladder(rng, 200, RUNGS)
+    assert evidence(ladder, ZeroVariance(2)).status is not Status.BAD_SCORES
+    wrong = ladder._replace(gradient_log_likelihood=factor * ladder.gradient_log_likelihood)
+    found = evidence(wrong, ZeroVariance(2))
+    assert "not those of the stored log likelihood" in found.info["score_gate"]
+    assert found.mcse > 1e-3
+
+
 @pytest.mark.slow
 def test_scores_off_by_a_tenth_are_seen_over_the_ladder(rng: np.random.Generator) -> None:
     path = gaussian_path(1)
