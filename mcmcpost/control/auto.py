@@ -499,6 +499,6 @@ def _slowness(problem: Problem) -> Float[np.ndarray, " p"]:
     rows = problem.inverse.reshape(problem.num_chains, -1)
     size = np.empty(problem.values.shape[1])
     for block in in_blocks(len(size), rows.size):
-        series = problem.values[rows][..., block]
+        series = problem.values[:, block][rows]
         size[block] = effective_size(series, series.std(axis=(0, 1)))
     return np.clip((rows.size / size - 1) / (SLOW - 1), 0.0, 1.0)

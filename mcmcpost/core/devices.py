@@ -80,7 +80,7 @@ def map_rows(
     return in_either_precision(run)
 
 
-@lru_cache(maxsize=16)  # a function that JAX has not seen would be traced and compiled again
+@lru_cache(maxsize=8)  # a function that JAX has not seen would be traced and compiled again
 def _vectorised(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return jax.jit(jax.vmap(function))
 

@@ -419,7 +419,9 @@ def _contradicted(ladder: Ladder, health: RungHealth, threshold: float) -> str:
     With gradients of a normal that were one per cent too large the evidence was .002 off, with an
     error of 1e-15: they fit their own log likelihood without a rest.
     """
-    rungs = np.flatnonzero(health.usable & (health.impossible == 0))
+    usable = np.flatnonzero(health.usable & (health.impossible == 0))
+    # Draws of the prior are too far apart to tell a gradient.
+    rungs = usable[ladder.temperatures[usable] >= ladder.temperatures[usable[-1]] / 2]
     d = ladder.draws.shape[-1]
     draws = ladder.draws[:, :, rungs].reshape(-1, d)
     gradients = ladder.gradient_log_likelihood[:, :, rungs].reshape(-1, d)
@@ -430,7 +432,7 @@ def _contradicted(ladder: Ladder, health: RungHealth, threshold: float) -> str:
     # right must not fail the identities.
     right = ladder.gradient_log_likelihood / found.factor - found.shift / draws.std(axis=0)
     repaired = ladder._replace(gradient_log_likelihood=right)
-    series = [_identities(repaired.rung(int(i))) for i in rungs]
+    series = [_identities(repaired.rung(int(i))) for i in usable]
     if np.nanmax(np.abs(z_zero_mean(np.concatenate(series))), initial=0.0) > threshold:
         return ""
     return (
