@@ -268,7 +268,7 @@ class Marginal(NamedTuple):
 
 def crossfit_functions(
     problem: Problem,
-    splines: Sequence[tuple[Int[np.ndarray, " k"], Mapping[str, Splines]]],
+    splines: Sequence[tuple[Int[np.ndarray, " _"], Mapping[str, Splines]]],
     lowest: Float[np.ndarray, " p"],
     steps: Float[np.ndarray, " p"] | None = None,
 ) -> FoldFit:

@@ -967,7 +967,7 @@ ROWS = [
     ((*RATE, 1e5), lambda g, v: mp.power_ladder(5, v), "power"),
     ((*RATE, 1.0), lambda g, v: mp.geometric_ladder(5, v), "smallest"),
     (([], None, 3, "ab"), lambda g, v: mp.compare_evidence(v), "evidences"),
-    ((1, None), lambda g, v: mp.compare_evidence({v: g.evidence}), r"got \[(1|None)\]\. Such as"),
+    ((1, None), lambda g, v: mp.compare_evidence({v: g.evidence}), "got [1]|got [None]"),
     (
         ({}, {"m": None}, {"m": 1.0, "n": 2.0}, {"m": None, "n": "x"}),
         lambda g, v: mp.compare_evidence(v),
