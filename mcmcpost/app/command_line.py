@@ -237,7 +237,7 @@ def reduce(
         from mcmcpost.app.edge import phase, say
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked, named_scalars
-        from mcmcpost.app.source import keeping, open_source
+        from mcmcpost.app.source import keeping, open_source, refuse_evidence
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.core.errors import UnequalChains
         from mcmcpost.distributions import resolve_interval
@@ -296,6 +296,7 @@ def reduce(
                 traces, None, selection, chosen, model, option, allow_bad_scores
             ).to_datatree()
             selection, chosen = Asked({}, None, None), options.MethodName.AUTO.value
+        refuse_evidence(sources[0], tree)
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, selection, beyond, chosen, allow_bad_scores)
             if as_json:

@@ -390,10 +390,11 @@ def refuse_sums(
         raise InputError(where, "a trace", got, cure)
 
 
-def _refuse_evidence(path: Path, tree: "xarray.DataTree") -> None:
+def refuse_evidence(path: Path, tree: "xarray.DataTree") -> None:
+    """Refuse an evidence where draws are needed."""
     if is_evidence_alone(tree):
         got, cure = f"{path}, an evidence alone", f"Print it with mcmcpost evidence {path}."
-        raise InputError("reduce", "a trace", got, cure)
+        raise InputError("reduce", "a posterior", got, cure)
 
 
 def load_trace(
@@ -419,7 +420,6 @@ def load_trace(
             # all its draws at once, and only one with variables that stayed in its files is read
             # again.
             tree = mcmcpost.load_tree(*paths, lazy=find_spec("dask") is not None)
-            _refuse_evidence(paths[0], tree)
             return mcmcpost.load_tree(*paths) if is_ladder(tree) and _in_files(tree) else tree
     with phase(f"model {model}"):
         # The model first: it fails in seconds, reading may take minutes.
@@ -427,7 +427,7 @@ def load_trace(
     with reading:
         tree = mcmcpost.load_tree(*paths)
     refuse_sums("--model", paths[0], tree)
-    _refuse_evidence(paths[0], tree)
+    refuse_evidence(paths[0], tree)
     if is_ladder(tree):
         raise InputError(
             "--model: expected a trace, got a ladder, which has its scores. Leave --model out."

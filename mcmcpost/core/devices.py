@@ -7,7 +7,6 @@ at the end of a block of work.
 """
 
 from collections.abc import Callable
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,7 @@ def map_rows(
     devices = jax.local_device_count()
     steps = -(-len(mine) // (batch_size * devices))
     block = devices * (batch_size if full_blocks else -(-len(mine) // (steps * devices)))
-    vectorised = _vectorised(function)
+    vectorised = jax.vmap(jax.jit(function))  # in this order JAX finds the compiled function again
 
     def run() -> Any:
         parts = []
@@ -78,11 +77,6 @@ def map_rows(
         return gather_rows(local, size)
 
     return in_either_precision(run)
-
-
-@lru_cache(maxsize=8)  # a function that JAX has not seen would be traced and compiled again
-def _vectorised(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return jax.jit(jax.vmap(function))
 
 
 def over_devices(array: Array | np.ndarray) -> Array:
