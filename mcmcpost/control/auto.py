@@ -245,9 +245,8 @@ class Auto(AbstractControlVariate):
             say_step(method.label)
             subset, known = problem.select(columns), linear.select(columns)
             for candidate, fit in _crossfits(subset, method):
-                own = isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML)
                 slow = np.zeros(len(columns))
-                if own:
+                if isinstance(method, SemiExact) and isinstance(method.tuning, OwnGridREML):
                     # An excursion to a tail looks to a kernel like many draws: by how much it moves
                     # an estimate is doubted, the more so the more slowly integrands mix.
                     slow = _slowness(subset)

@@ -171,8 +171,8 @@ class Splines(NamedTuple):
         return fine._replace(doubt=doubt)
 
 
-ROUNDINGS = 3.0
-"""Roundings of a map by which a draw may be on the wrong side of a point."""
+ASTRAY = 3.0
+"""Roundings of a map by which a draw may be on the wrong side of a point: three standard errors."""
 
 
 class Marginal(NamedTuple):
@@ -234,7 +234,7 @@ class Marginal(NamedTuple):
         with np.errstate(invalid="ignore", divide="ignore"):
             relative = np.where(fine[1] > 0, by_slope / fine[1], np.inf)
             # A draw on either side tells that much of any map, smooth or not, but for rounding.
-            return np.fmin(error, high - low + ROUNDINGS * rounding * np.abs(fine[1])), relative
+            return np.fmin(error, high - low + ASTRAY * rounding * np.abs(fine[1])), relative
 
     def _map(self, thresholds: Float[np.ndarray, " t"], derivative: int) -> Float[np.ndarray, " t"]:
         if self.is_linear:
