@@ -166,7 +166,12 @@ class Matplotlib(AbstractDialect):
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
         return {"figsize": size, "figsize_units": "inches", "layout": "constrained"}
 
-    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
+    def artist(
+        self,
+        label: str | None,
+        entry: bool,
+        hover: Sequence[str] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
         # matplotlib makes an entry of every artist that has a label: intervals would double those
         # of their points.
         return {"label": label} if entry else {}
@@ -204,7 +209,12 @@ class Bokeh(AbstractDialect):
     def figure(self, size: tuple[float, float]) -> dict[str, Any]:
         return {"figsize": tuple(DOTS * side for side in size), "figsize_units": "dots"}
 
-    def artist(self, label: str | None, entry: bool, hover: Sequence[str] | None) -> dict[str, Any]:  # noqa: ARG002
+    def artist(
+        self,
+        label: str | None,
+        entry: bool,  # noqa: ARG002
+        hover: Sequence[str] | None,  # noqa: ARG002
+    ) -> dict[str, Any]:
         # bokeh puts all artists of one label under one entry: each has to name it.
         return {} if label is None else {"legend_label": label}
 

@@ -124,7 +124,8 @@ class Evaluation(NamedTuple):
         match node:
             case ast.Constant():
                 # Two leading axes of length one stand for chains and draws, so that they broadcast.
-                return np.full((1, 1), float(node.value))  # type: ignore[arg-type]  # checked: an int or a float
+                # The value was checked: an int or a float.
+                return np.full((1, 1), float(node.value))  # type: ignore[arg-type]
             case ast.Name():
                 return self.variable(node)
             case ast.Subscript():

@@ -179,7 +179,8 @@ class AbstractMethod(eqx.Module):
             raise InputError(
                 name, "a stationary `kernel`", kind, "Use `solve_linear` for quadratics."
             )
-        shape = np.shape(profile.kernel.lengthscale)  # type: ignore[union-attr]  # stationary kernels have one
+        # Stationary kernels have one.
+        shape = np.shape(profile.kernel.lengthscale)  # type: ignore[union-attr]
         if shape:
             cure = "Its inputs are in units of the last step, as Matern52(0.8)."
             raise InputError(name, "a `kernel` with one lengthscale", f"shape {shape}", cure)
