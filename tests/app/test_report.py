@@ -27,17 +27,17 @@ def autoregressive(rng, size, rho=0.6, chains=4, d=2):
     return x
 
 
-@pytest.fixture
-def draws(rng):
-    return autoregressive(rng, 300)
+@pytest.fixture(scope="module")
+def draws():
+    return autoregressive(np.random.default_rng(23), 300)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def tree(draws):
     return mp.from_arrays(draws, -draws, names=("a", DOLLARS))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def values(draws):
     x = draws[..., 0]
     bad = np.where(x > 2, np.nan, x)
@@ -50,7 +50,7 @@ def values(draws):
     }
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def estimate(tree, values):
     return mp.expectation(tree, values, method="zv2")
 
@@ -212,7 +212,7 @@ def test_plots_draw_on_the_axes_given(estimate, values, tree):
     assert mp.plot_score_check(mp.check_tree(tree), ax=axes[1, 1]) is axes[1, 1]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def report(tree, values):
     return mp.html_report(
         tree, None, values, "zv2", title=f"On {MARKUP}", command=f"mcmcpost {MARKUP}"
@@ -437,6 +437,7 @@ def test_wrong_scores_are_refused(draws):
 
 
 def test_a_tree_without_scores_is_refused(tree):
+    tree = tree.copy()
     del tree["sample_stats"]
     with pytest.raises(ValueError, match="attach_scores"):
         mp.html_report(tree)

@@ -350,18 +350,18 @@ def test_chains_that_disagree_are_named(rng: np.random.Generator) -> None:
     assert f"disagree at t = {RUNGS[4]:.3g}" in "; ".join(found.complaints)
 
 
-@pytest.mark.parametrize("d", [1, 3])
-@pytest.mark.parametrize("factor", [0.9, 1.04])
+@pytest.mark.parametrize("d", [1, 2])
 def test_gradients_of_another_likelihood_are_seen_by_the_stored_one(
-    rng: np.random.Generator, d: int, factor: float
+    rng: np.random.Generator, d: int
 ) -> None:
     """They fit a normal's own log likelihood without a rest: .02 off, with an error of 1e-15."""
-    ladder = gaussian_path(d).ladder(rng, 200, RUNGS)
+    ladder = gaussian_path(d).ladder(rng, 100, RUNGS)  # two dimensions: the usual shape
     assert evidence(ladder, ZeroVariance(2)).status is not Status.BAD_SCORES
-    wrong = ladder._replace(gradient_log_likelihood=factor * ladder.gradient_log_likelihood)
-    message = check_ladder(wrong, examine_rungs(wrong)).message
-    assert "not those of the stored log likelihood" in message
-    assert evidence(wrong, ZeroVariance(2)).error > 1e-3
+    for factor in (0.9, 1.04):
+        wrong = ladder._replace(gradient_log_likelihood=factor * ladder.gradient_log_likelihood)
+        message = check_ladder(wrong, examine_rungs(wrong)).message
+        assert "not those of the stored log likelihood" in message
+        assert evidence(wrong, ZeroVariance(2)).error > 1e-3
 
 
 @pytest.mark.slow

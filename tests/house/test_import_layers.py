@@ -1,6 +1,7 @@
 """Imports point one way: the rows, wings and doors of the design, enforced on the source."""
 
 import ast
+import functools
 import importlib
 import subprocess
 import sys
@@ -48,7 +49,8 @@ class Import(NamedTuple):
     lazy: bool
 
 
-def imports(source: str) -> Iterator[Import]:
+@functools.cache
+def imports(source: str) -> tuple[Import, ...]:
     def walk(node: ast.AST, typing_only: bool, lazy: bool) -> Iterator[Import]:
         match node:
             case ast.Import():
@@ -66,14 +68,14 @@ def imports(source: str) -> Iterator[Import]:
                     yield from walk(child, True, lazy)
                 for child in node.orelse:
                     yield from walk(child, typing_only, lazy)
+            case ast.expr():  # half of the nodes, and no expression imports
+                return
             case _:
-                inside = lazy or isinstance(
-                    node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
-                )
+                inside = lazy or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
                 for child in ast.iter_child_nodes(node):
                     yield from walk(child, typing_only, inside)
 
-    yield from walk(ast.parse(source), False, False)
+    return tuple(walk(ast.parse(source), False, False))
 
 
 def component(target: str) -> str:

@@ -276,6 +276,7 @@ def test_errors_hold_for_chains_that_mix_slowly():
     assert (gains > 1.5).all(), gains
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("seed", [0, 17, 19])
 def test_a_quantile_does_not_depend_on_what_else_is_asked_for(seed):
     """The search went on for all levels until the last was found."""
@@ -424,6 +425,7 @@ def test_ends_of_a_shortest_interval_are_not_looked_for_as_far_as_the_outermost_
     assert with_one[1] == pytest.approx(reach, rel=0.1)
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("draws", [100, 500])
 @pytest.mark.parametrize("power", [1.2, 5.0])
 def test_a_shortest_interval_ends_where_the_density_is_largest_and_ends_at_once(power, draws):
@@ -662,6 +664,7 @@ ROUNDED = {
 }
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("rounded", ROUNDED.values(), ids=ROUNDED)
 def test_values_that_were_rounded_are_known_no_better(rounded):
     """Quantiles and densities of exp(x) to six digits were a hundred errors off."""

@@ -322,7 +322,6 @@ def test_scores_that_fail_the_gate_are_not_used():
         assert np.array_equal(found.mean, found.mean_plain) is same
 
 
-@pytest.mark.slow
 def normals(seed: int, shape: tuple[int, int], mean: float) -> xarray.DataTree:
     z = np.random.default_rng(seed).normal(size=(*shape, 1))
     return mp.from_arrays(z + mean, -z, names=["a"])
@@ -337,6 +336,7 @@ def test_sums_of_other_posteriors_contradict_each_other(shape):
     assert 0.1 * 0.2 < found.mcse[0] < 0.2
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_sums_of_one_posterior_have_the_errors_of_all_draws_together():
     """Differences between groups of chains are chance: of 50 pairs few are told apart."""
     ratios = []

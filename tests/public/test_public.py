@@ -305,14 +305,15 @@ def test_events_of_several_coordinates_gain_as_what_they_compare(rng):
     assert mp.expectation(normal_pair(rng), both, "zv2").method != found.method[:1]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_events_of_margins_that_are_not_linear_have_honest_errors(rng):
     """P(X + Y > 10) of gamma variables sampled by their logarithms, autocorrelated."""
     shapes, z2 = np.array([3.0, 5.0]), []
+    event = {"e": lambda draw: jnp.exp(draw["a"]) + jnp.exp(draw["b"]) > 10.0}
     for _ in range(12):
         z = lfilter([np.sqrt(0.19)], [1, -0.9], rng.normal(size=(4, 800, 2)), axis=1)
         u = np.log(scipy.stats.gamma(shapes).ppf(norm.cdf(z[:, 300:])))
         tree = mp.from_arrays(u, shapes - np.exp(u), names=("a", "b"))
-        event = {"e": lambda draw: jnp.exp(draw["a"]) + jnp.exp(draw["b"]) > 10.0}
         found = mp.expectation(tree, event, mp.ZeroVariance(2))
         assert found.gain[0] > 10
         z2.append(((found.mean[0] - scipy.stats.gamma(8).sf(10.0)) / found.mcse[0]) ** 2)

@@ -71,6 +71,7 @@ def logit_beta(rng, c, n):
 TARGETS = [gaussian, correlated, student, cauchy, funnel, banana, mixture, log_gamma, logit_beta]
 
 
+@pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("c", "n"), [(2, 20), (4, 100)])
 @pytest.mark.parametrize("target", TARGETS)
 def test_right_scores_pass(rng, target, c, n):

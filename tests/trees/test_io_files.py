@@ -122,32 +122,32 @@ def test_a_failed_write_leaves_nothing(tree, tmp_path, suffix, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(("suffix", "chunks"), [(".nc", None), (".nc", {}), (".zarr", None)])
-def test_a_full_disk_is_an_error_that_names_the_file(tree, tmp_path, suffix, chunks):
+def test_a_full_disk_is_an_error_that_names_the_file(tree, tmp_path):
     # In another process: HDF5 crashed when the program ended, and the limit is of a process.
     mp.save_tree(tree, tmp_path / "whole.nc")
-    work = tmp_path / "work"
-    work.mkdir()
-    program = f"""
+    places = [tmp_path / name / f"trace{name[1:]}" for name in ("0.nc", "1.nc", "2.zarr")]
+    for place in places:
+        place.parent.mkdir()
+    program = """
 import resource, sys
 import xarray
 import mcmcpost as mp
-tree = xarray.open_datatree(sys.argv[1], chunks={chunks})
+trees = [xarray.open_datatree(sys.argv[1], chunks=chunks) for chunks in (None, {}, None)]
 resource.setrlimit(resource.RLIMIT_FSIZE, (800, 800))
-try:
-    mp.save_tree(tree, sys.argv[2])
-except OSError as error:
-    print(error)
+for tree, place in zip(trees, sys.argv[2:], strict=True):
+    try:
+        mp.save_tree(tree, place)
+    except OSError as error:
+        print(error)
 """
-    place = work / f"trace{suffix}"
     done = subprocess.run(
-        [sys.executable, "-c", program, tmp_path / "whole.nc", place],
+        [sys.executable, "-c", program, tmp_path / "whole.nc", *places],
         capture_output=True,
         text=True,
     )
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == f"[Errno 27] File too large: '{place}'\n"
-    assert list(work.iterdir()) == []
+    assert done.stdout.splitlines() == [f"[Errno 27] File too large: '{each}'" for each in places]
+    assert [list(place.parent.iterdir()) for place in places] == [[], [], []]
 
 
 def test_suffixes_and_folders(tree, tmp_path):
