@@ -3,7 +3,8 @@
 import inspect
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -260,6 +261,16 @@ def check_function(
         signature.bind(*[None] * takes)
     except TypeError as error:
         raise InputTypeError(where, expected, f"{signature}: {error}", cure) from error
+
+
+def hashable[F: Callable[..., Any]](function: F) -> F | partial[Any]:
+    """Return a function by which compiled programs are found again: itself, or a wrapper of one
+    without a hash, as an `equinox.Module` that holds arrays."""
+    try:
+        hash(function)
+    except TypeError:
+        return partial(function)  # whose hash is its identity
+    return function
 
 
 def check_key(where: str, key: Any, *, optional: bool = False) -> None:

@@ -26,6 +26,7 @@ from mcmcpost.core.arguments import (
     check_flags,
     check_function,
     check_key,
+    hashable,
 )
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, Status
@@ -68,12 +69,13 @@ def checked_density(
     # Once and not at every call: it traces the model, which took a tenth of a bridge of eight
     # schools.
     check_scalar(where, logdensity_fn, d)
+    function = hashable(logdensity_fn)
 
     def density(points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, " n"]:
         # Full blocks: the numbers of draws and of proposals differ, and each would compile a
         # program of its own.
         values = map_rows(
-            logdensity_fn, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities"
+            function, points, batch_size=BATCH_SIZE, full_blocks=True, progress="densities"
         )
         check_rounding(where, values)
         return check_values(where, values.astype(float), points)

@@ -21,6 +21,7 @@ from mcmcpost.core.arguments import (
     check_key,
     check_kind,
     check_tree_type,
+    hashable,
 )
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
@@ -589,7 +590,9 @@ def resolve_target(
         check_scalar(where, function, d, name)
     labels = as_labels(where, names, d)
     check_names(where, dict.fromkeys(labels, ()), DIMS)
-    return TemperedTarget(log_likelihood, log_prior, sample_prior, labels), None
+    return TemperedTarget(
+        hashable(log_likelihood), hashable(log_prior), hashable(sample_prior), labels
+    ), None
 
 
 def _unconstrained_init(where: str, probed: ProbedModel | None, init: object) -> object:

@@ -1,6 +1,7 @@
 """Bridge sampling and Laplace importance sampling: closed forms, calibration, NumPyro models, bad
 input."""
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -600,6 +601,25 @@ def test_a_bare_log_density_is_taken_as_it_is(rng, key):
     tree = mp.from_arrays(draws, -draws)
     found = mp.bridge_evidence(tree, logdensity_fn=standard, key=key, method="plain")
     np.testing.assert_allclose(found.value, np.log(2 * np.pi), atol=4.5 * found.mcse)
+
+
+class Centred(eqx.Module):
+    """−½|x − centre|²; it holds an array, and has no hash."""
+
+    centre: jax.Array
+
+    def __call__(self, x):
+        return -0.5 * jnp.sum((x - self.centre) ** 2)
+
+
+def test_a_log_density_that_holds_arrays_has_no_hash_and_needs_none(rng, key):
+    density = Centred(jnp.array([1.0, -2.0]))
+    noise = rng.normal(size=(4, 300, 2))
+    tree = mp.from_arrays(np.asarray(density.centre) + noise, -noise)
+    tree = mp.attach_scores(tree, logdensity_fn=density)
+    for evidence in (mp.bridge_evidence, mp.laplace_evidence):
+        found = evidence(tree, logdensity_fn=density, key=key)
+        np.testing.assert_allclose(found.value, np.log(2 * np.pi), atol=4.5 * found.mcse + 1e-9)
 
 
 @pytest.mark.parametrize("model", [improper, masked])
