@@ -210,23 +210,27 @@ def significant(value: float, digits: int) -> str:
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(abs(value))))}f}"
 
 
+YEAR = 31_557_600.0
+
 UNITS = (
     (120.0, 1.0, "s"),
     (7_200.0, 60.0, "min"),
     (172_800.0, 3_600.0, "h"),
     (6.3e7, 86_400.0, "days"),
+    (100 * YEAR, YEAR, "years"),
 )
-"""Units of time: below how many seconds each is used, how many seconds it has, and its name; years
-beyond."""
+"""Units of time: below how many seconds each is used, how many seconds it has, and its name;
+beyond, nobody waits for it."""
 
 
 def duration(seconds: float) -> str:
     """Return a time to two significant digits, in the unit that reads best."""
-    size, name = next(
-        ((size, name) for below, size, name in UNITS if seconds < below), (31_557_600.0, "years")
-    )
-    value = seconds / size
-    return f"{significant(value, 2) if value < 100 else f'{float(f"{value:.1e}"):,.0f}'} {name}"
+    for below, size, name in UNITS:
+        if seconds < below:
+            value = seconds / size
+            digits = significant(value, 2) if value < 100 else f"{float(f'{value:.1e}'):,.0f}"
+            return f"{digits} {name}"
+    return "a century or more"
 
 
 def digits_of(value: float, error: float) -> str:
