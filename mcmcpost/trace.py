@@ -3,7 +3,7 @@
 import zlib
 from collections.abc import Iterable, Mapping
 from itertools import compress, pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
@@ -21,6 +21,7 @@ class Trace(NamedTuple):
     scores : (c, n, d), ∇ log density of the unconstrained draw, log-Jacobian included.
     names : d coordinate labels.
     weights : of the draws, None where they are equal.
+    posterior : the `posterior_mark` of its tree.
     source : the files that they were read from, for messages.
     """
 
@@ -28,6 +29,7 @@ class Trace(NamedTuple):
     scores: Float[np.ndarray, "c n d"]
     names: tuple[str, ...]
     weights: Weights | None = None
+    posterior: tuple[str, int] | None = None
     source: str = ""
 
 
@@ -183,6 +185,30 @@ def fingerprint(draws: Float[np.ndarray, "c n d"]) -> int:
     flat = draws.reshape(-1, draws.shape[-1])
     # A thousand draws tell other ones, and cost nothing at every use of stored weights.
     return zlib.crc32(flat[np.linspace(0, len(flat) - 1, 1_000).astype(int)].tobytes())
+
+
+STARTS = 100
+"""Draws of each chain that tell it from others where all would be many to read."""
+
+
+def posterior_mark(tree: Any, name: str | None = None) -> tuple[str, int] | None:
+    """Return a variable of the posterior group of a tree, the first of floats by default, and a
+    number that tells its first draws from others; None without it."""
+    group = tree.children.get("posterior")
+    for key, variable in () if group is None else group.data_vars.items():
+        sampled = variable.dtype.kind == "f" and {"chain", "draw"} <= set(variable.dims)
+        if sampled and name in (None, key):
+            starts = variable.transpose("chain", "draw", ...).isel(draw=slice(STARTS)).values
+            return str(key), zlib.crc32(np.ascontiguousarray(starts, float).tobytes())
+    return None
+
+
+def check_same_posterior(where: str, tree: Any, mark: tuple[str, int] | None) -> None:
+    """Refuse a tree with other draws than those of a `posterior_mark`."""
+    here = None if mark is None else posterior_mark(tree, mark[0])
+    if mark is not None and here is not None and here[1] != mark[1]:
+        got = f"other draws of {mark[0]}"
+        raise InputError(where, "the trace of the estimate", got, "Pass its own trace.")
 
 
 PASSAGE = 32

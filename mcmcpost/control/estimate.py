@@ -40,6 +40,7 @@ from mcmcpost.core.errors import (
 )
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.runtime import duration, first_rows, json_able, number_of_quantities, significant
+from mcmcpost.trace import check_same_posterior
 
 if TYPE_CHECKING:
     import pandas
@@ -83,8 +84,9 @@ class Estimate(NamedTuple):
         means over n runs of a chain's draws.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
     info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and
-        `pareto_khat`. Lists have an entry for each quantity that was fitted: those that are
-        constant are not, and of `duplicates` the first is.
+        `pareto_khat`; `trace`, the name of a variable and a number that tells its draws. Lists have
+        an entry for each quantity that was fitted: those that are constant are not, and of
+        `duplicates` the first is.
     """
 
     names: tuple[str, ...]
@@ -234,6 +236,7 @@ class Estimate(NamedTuple):
         }
         if tree is not None:
             check_tree_type("Estimate.to_datatree", tree)
+            check_same_posterior("Estimate.to_datatree", tree, self.info.get("trace"))
         new = xarray.DataTree() if tree is None else tree.copy()
         # Runs of draws, of estimates from sums, have no places in the trace.
         places = _chain_draw(new, self.residuals.shape) if self._along == "draw" else {}
@@ -430,9 +433,10 @@ def assemble(
     # Plain means come first; what is fitted is appended, and `source` says which of both is used.
     parts, residuals = [plain], values.copy()
     source = np.arange(len(plain.mean))
-    info: dict[str, Any] = {}
+    # By which a tree of other draws is refused.
+    info: dict[str, Any] = {"trace": sample.trace.posterior} if sample.trace.posterior else {}
     if problem is not None and fit is not None:
-        info = fit.info | {"num_folds": problem.folds.num_folds, "num_states": problem.num_states}
+        info |= fit.info | {"num_folds": problem.folds.num_folds, "num_states": problem.num_states}
         source[columns] = len(plain.mean) + np.arange(len(columns))
         for chunk in in_blocks(len(columns), values.shape[0] * values.shape[1]):
             index, subset = columns[chunk], problem.select(chunk)

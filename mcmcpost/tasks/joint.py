@@ -137,12 +137,10 @@ class JointEstimate(dict[str, Estimate]):
             variables |= {"task_covariance": (pair, self.task_covariance)}
             variables |= {"task_correlation": (pair, self.task_correlation)}
             coords |= {name: text(self.task_labels) for name in pair}
-        # One fit has one set of facts, which each of its estimates repeats.
+        # One fit has one set of facts, which each of its estimates repeats; traces are their own.
+        facts = ({k: v for k, v in one.info.items() if k != "trace"} for one in parts)
         attrs = {
-            "info": json.dumps(
-                json_able(next((estimate.info for estimate in parts if estimate.info), {})),
-                allow_nan=False,
-            ),
+            "info": json.dumps(json_able(next(filter(None, facts), {})), allow_nan=False),
             "mcmcpost_version": version("mcmcpost"),
         }
         tree = xarray.DataTree()

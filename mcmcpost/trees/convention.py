@@ -10,7 +10,7 @@ from mcmcpost.core.arguments import as_float64, as_real, check_trace_type
 from mcmcpost.core.arrays import is_large, read_values
 from mcmcpost.core.errors import InputError, InputTypeError, fault
 from mcmcpost.core.mcse import Weights
-from mcmcpost.trace import Trace, check_same_order, make_trace
+from mcmcpost.trace import STARTS, Trace, check_same_order, make_trace, posterior_mark
 
 if TYPE_CHECKING:
     import xarray
@@ -80,7 +80,8 @@ def read_trace(tree: "xarray.DataTree", *, weighted: bool = False) -> Trace:
     # nutpie writes float64, NumPyro and BlackJAX float32 by default.
     x, s = (read_values(variable, np.float64) for variable in (draws, scores))
     trace = make_trace(x, s, names, copy=False, source=str(tree.encoding.get("source", "")))
-    return trace._replace(weights=read_weights("read_trace", tree, trace.draws.shape[:2]))
+    weights = read_weights("read_trace", tree, trace.draws.shape[:2])
+    return trace._replace(weights=weights, posterior=posterior_mark(tree))
 
 
 def draws_and_scores(
@@ -576,10 +577,6 @@ def posterior_as_draws(where: str, tree: "xarray.DataTree") -> tuple[np.ndarray,
     return np.concatenate(
         [v.reshape(*v.shape[:2], -1) for v in sites.values()], axis=-1, dtype=np.float64
     ), names
-
-
-STARTS = 100
-"""Draws of each chain that tell it from others where all would be many to read."""
 
 
 def telling_draws(tree: "xarray.DataTree") -> np.ndarray:

@@ -250,6 +250,18 @@ def test_an_order_that_is_none_is_refused(tree, tmp_path, order):
 def test_an_estimate_of_another_trace_is_refused(tree, estimate):
     with pytest.raises(ValueError, match=r"a tree of \(2, 50\) chains and draws, got \(2, 49\)"):
         estimate.to_datatree(tree.isel(draw=slice(49)))
+    others = tree.copy(deep=True)
+    others["posterior"] = others["posterior"].to_dataset().map(lambda variable: variable + 1.0)
+    for found in (
+        mp.expectation(tree, method="plain"),
+        mp.standard_deviation(tree, method="plain"),
+        mp.quantile(tree, [0.1], method="plain"),
+    ):
+        with pytest.raises(ValueError, match="the trace of the estimate, got other draws of z"):
+            found.to_datatree(others)
+        more = tree.copy()
+        more["posterior"] = more["posterior"].to_dataset()[["a", "z"]].assign(b=more["posterior"].y)
+        found.to_datatree(more)
 
 
 def test_attributes_that_are_true_or_false_are_kept(tree, tmp_path):
