@@ -162,16 +162,19 @@ class Distribution(NamedTuple):
         thresholds : t points for all quantities, or (p, t) for each its own.
         """
         at = self._points("cdf", thresholds)
+        rows = []
         if self.over_all is None:
-            each = [
-                self._prepared(np.array([j])).below(row[None])
-                for j, row in zip(self.place.tolist(), at, strict=True)
-            ]
+            # Each block has as many indicators: their covariances alone, which a curve has not, are
+            # of 20,000 points 3 GB.
+            blocks = list(in_blocks(at.shape[1], self.sample.values[..., 0].size, LARGE))
+            for j, row in zip(self.place.tolist(), at, strict=True):
+                one = self._prepared(np.array([j]))
+                rows.append(Curve.of(row, [one.below(row[None, block]) for block in blocks]))
         else:
             of = np.repeat(self.place, at.shape[1])
             estimate = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
             each = [estimate.select(row) for row in np.arange(at.size).reshape(at.shape)]
-        rows = [Curve.of(row, row_estimate) for row, row_estimate in zip(at, each, strict=True)]
+            rows = [Curve.of(row, [found]) for row, found in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
         # Each probability is estimated by itself: together they may decrease by as much as their
         # errors. One that is hardly known, as a plain one, must not move one that is known well.

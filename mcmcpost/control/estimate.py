@@ -84,9 +84,8 @@ class Estimate(NamedTuple):
         means over n runs of a chain's draws.
     covariance : (p, p) of the estimates: correlation of the residuals times the errors.
     info : JSON-able facts: degrees, kernels, nuggets, costs, folds; of weighted draws, `ess` and
-        `pareto_khat`; `trace`, the name of a variable and a number that tells its draws. Lists have
-        an entry for each quantity that was fitted: those that are constant are not, and of
-        `duplicates` the first is.
+        `pareto_khat`; `trace`, which tells the draws. Lists have an entry for each quantity that
+        was fitted: those that are constant are not, and of `duplicates` the first is.
     """
 
     names: tuple[str, ...]
@@ -290,10 +289,11 @@ class Curve(NamedTuple):
         )
 
     @classmethod
-    def of(cls, at: Float[np.ndarray, " t"], found: Estimate) -> "Curve":
-        """Return the estimates of one quantity at t points, without its name."""
-        numbers = (found.mean, found.mcse, found.mean_plain, found.mcse_plain, found.gain)
-        status = np.array(found.status, dtype=object)
+    def of(cls, at: Float[np.ndarray, " t"], parts: Sequence[Estimate]) -> "Curve":
+        """Return the parts of the estimates of one quantity at t points, without its name."""
+        names = ("mean", "mcse", "mean_plain", "mcse_plain", "gain")
+        numbers = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+        status = np.array([status for part in parts for status in part.status], dtype=object)
         return cls((), *(row[None] for row in (at, *numbers, status)))
 
     @classmethod

@@ -19,6 +19,7 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 import mcmcpost as mp
+from mcmcpost.control import distribution
 from mcmcpost.control.order_statistics import shortest_of_draws
 from mcmcpost.control.quantiles import _bracketed
 
@@ -927,3 +928,18 @@ def test_bad_arguments_of_a_distribution_are_those_of_an_expectation(normal):
     wrong = mp.from_arrays(draws, draws, allow_bad_scores=True)
     with pytest.raises(mp.ScoreError, match="wrong sign"):
         mp.distribution(wrong)
+
+
+@pytest.mark.parametrize("explained", [True, False])
+def test_many_points_are_taken_in_blocks(explained, rng, monkeypatch):
+    x = rng.normal(size=(2, 200))
+    tree = tree_of(x, -x)
+    values = (x if explained else rng.normal(size=x.shape))[..., None]
+    dist, at = mp.distribution(tree, values), np.linspace(-2.0, 2.0, 11)
+    whole = dist.cdf(at)
+    monkeypatch.setattr(distribution, "LARGE", 4 * x.size)
+    for one, other in zip(whole[1:], dist.cdf(at)[1:], strict=True):
+        if one.dtype.kind == "f":
+            np.testing.assert_allclose(one, other, rtol=1e-9)
+        else:
+            np.testing.assert_array_equal(one, other)
