@@ -7,7 +7,7 @@ log predictive densities of the observations.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 import jax.numpy as jnp
@@ -50,7 +50,7 @@ from mcmcpost.core.errors import (
     InputTypeError,
     Status,
 )
-from mcmcpost.core.mcse import tail_draws
+from mcmcpost.core.mcse import GOOD_KHAT, tail_draws
 from mcmcpost.core.precision import NOT_TRACEABLE, in_float64, not_traceable
 from mcmcpost.distributions import answer_distribution, distribution_of_chunks, resolve_interval
 from mcmcpost.sample import (
@@ -613,7 +613,8 @@ def elpd(
     Returns
     -------
     Estimate : of ``elpd_loo``, ``lppd`` and ``p_loo``, their difference, for all n observations
-        together, then for each one of ``elpd_loo(y[i])`` and ``lppd(y[i])``. An observation with so
+        together, then for each one of ``elpd_loo(y[i])`` and ``lppd(y[i])``. It is an ``ELPDData``
+        too, as ``az.compare({"a": elpd(a), "b": elpd(b)})`` takes. An observation with so
         much influence that exp(−ℓᵢ) has a heavy tail has the status ``heavy_tail``: take that of
         ``az.loo``, or fit the model without it. Memory is that of (2n)² numbers.
 
@@ -673,7 +674,51 @@ def elpd(
     # p_loo is made of the other two: where the error of one may be far too small, so is its own.
     doubtful = [s for s in status[:2] if s not in TRUSTED and s not in REPRODUCED]
     status = (*status[:2], min((status[2], *doubtful), key=WORST_FIRST.index), *status[3:])
-    return estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+    found = estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+    return _comparable(found)
+
+
+def _comparable(estimate: Estimate) -> Estimate:
+    """Return an estimate of `elpd` that ``az.compare`` takes, which asks for its own class."""
+    cls: type[Estimate] = _comparable_class()
+    return cls(*estimate)
+
+
+@cache
+def _comparable_class() -> Any:
+    """Return a class of estimates that are ``ELPDData`` too; made late, since ArviZ is slow to
+    import."""
+    from arviz_stats.utils import ELPDData
+    from xarray import DataArray
+
+    class Elpd(Estimate, ELPDData):
+        kind, scale = "loo", "log"
+        elpd = property(lambda self: float(self.mean[0]))
+        p = property(lambda self: float(self.mean[2]))
+        elpd_i = property(lambda self: DataArray(self.mean[3 : 3 + self.n_data_points]))
+        se = property(lambda self: float(np.sqrt(self.n_data_points * np.var(self.elpd_i))))
+        n_data_points = property(lambda self: (len(self.names) - 3) // 2)
+        n_samples = property(lambda self: self.residuals[..., 0].size)
+        good_k = property(lambda self: min(1 - 1 / np.log10(self.n_samples), GOOD_KHAT))
+        warning = property(lambda self: bool(np.isinf(self.pareto_k).any()))
+        # k̂ is known to be too large, or not at all.
+        pareto_k = property(
+            lambda self: DataArray(
+                [
+                    np.inf if status is Status.HEAVY_TAIL else np.nan
+                    for status in self.status[3 : 3 + self.n_data_points]
+                ]
+            )
+        )
+
+        def __init__(self, *_: Any, **__: Any) -> None:
+            """Set nothing of ArviZ's: the tuple has the values."""
+
+        def __reduce__(self) -> Any:
+            # Pickle finds no class of a function by its name.
+            return _comparable, (Estimate(*self),)
+
+    return Elpd
 
 
 def _log_product(means: Float[Array, " r"]) -> Float[Array, ""]:

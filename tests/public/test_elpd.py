@@ -1,5 +1,7 @@
 """Log predictive densities against their closed form, ArviZ's leave-one-out, and bad input."""
 
+import pickle
+
 import arviz_stats
 import numpy as np
 import numpyro
@@ -33,17 +35,21 @@ def with_log_likelihood(tree, mean, y):
 
 @pytest.fixture
 def tree(rng, y):
-    variance = 1 / (len(y) + 1 / PRIOR)
+    return make_tree(rng, y)
+
+
+def make_tree(rng, y, prior=PRIOR):
+    variance = 1 / (len(y) + 1 / prior)
     mean = variance * y.sum() + np.sqrt(variance) * rng.normal(size=(4, 200, 1))
     scores = -(mean - variance * y.sum()) / variance
     return with_log_likelihood(mp.from_arrays(mean, scores, names=("mu",)), mean[..., 0], y)
 
 
-def exact(y):
+def exact(y, prior=PRIOR):
     """Return log p(yᵢ | y₋ᵢ) and log p(yᵢ | y) of a normal mean."""
 
     def predictive(others, at):
-        variance = 1 / (len(others) + 1 / PRIOR)
+        variance = 1 / (len(others) + 1 / prior)
         return norm.logpdf(at, variance * np.sum(others), np.sqrt(1 + variance))
 
     leave_out = np.array([predictive(np.delete(y, i), y[i]) for i in range(len(y))])
@@ -75,6 +81,30 @@ def test_it_stands_beside_arviz_s(tree):
     assert (
         np.abs(ours.mean[3 : 3 + n] - theirs.elpd_i.values) < 5 * ours.mcse_plain[3 : 3 + n]
     ).all()
+
+
+@pytest.mark.slow
+def test_arviz_compares_two_of_them(rng, y):
+    """Models of two priors, of which both leave-one-out densities are known."""
+    trees = {"wide": make_tree(rng, y), "narrow": make_tree(rng, y, 0.02)}
+    found = {name: mp.elpd(one) for name, one in trees.items()}
+    found["narrow"] = pickle.loads(pickle.dumps(found["narrow"]))
+    table = arviz_stats.compare(found, round_to="none")
+    truth = {"wide": exact(y)[0], "narrow": exact(y, 0.02)[0]}
+    best, other = table.index
+    gap, n = truth[other] - truth[best], len(y)
+    np.testing.assert_allclose(table["elpd"], [truth[one].sum() for one in table.index], rtol=1e-4)
+    np.testing.assert_allclose(table["elpd_diff"], [0.0, gap.sum()], rtol=1e-3)
+    np.testing.assert_allclose(table["dse"], [0.0, np.sqrt(n) * gap.std()], rtol=1e-3)
+    se = [np.sqrt(n) * truth[one].std() for one in table.index]
+    np.testing.assert_allclose(table["se"], se, rtol=1e-3)
+    theirs = {name: arviz_stats.loo(one, pointwise=True) for name, one in trees.items()}
+    columns = ["elpd", "elpd_diff", "se", "dse", "p", "weight"]
+    beside = arviz_stats.compare(theirs, round_to="none")[columns]
+    np.testing.assert_allclose(table[columns], beside, atol=0.1)
+    heavy = found["wide"]._replace(status=(mp.Status.HEAVY_TAIL,) * len(found["wide"].names))
+    said = arviz_stats.compare(found | {"wide": heavy})["diag_elpd"]["wide"]
+    assert said.startswith(f"{n} k̂ > 0.6")
 
 
 def test_an_observation_of_much_influence_is_told(rng):
