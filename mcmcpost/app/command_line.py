@@ -329,7 +329,7 @@ def moments(
         Path | None,
         typer.Option(
             metavar="SUMS",
-            help="Add to the sums of this file; draws that are in them are left out.",
+            help="Add to the sums of this file; its draws, and other quantities, are left out.",
         ),
     ] = None,
     var_names: options.VarNames = None,
@@ -346,13 +346,14 @@ def moments(
     `reduce` later."""
     with _program() as out:
         import mcmcpost
-        from mcmcpost.app.commands import sum_traces
+        from mcmcpost.app.commands import sum_traces, summed_expressions, sums_with_expressions
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
         from mcmcpost.app.quantities import Asked
         from mcmcpost.core.runtime import counts_text
 
-        selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        expressions = expect or summed_expressions(append)
+        selection = Asked(parse_expressions(expressions), var_names, filter_vars)
         check_output(output)
         # The same draws twice would halve the variance of every error.
         check_distinct("moments", list(map(os.path.realpath, sources)), "traces")
@@ -371,7 +372,7 @@ def moments(
         else:
             print(counts_text(total.counts), file=out)
         with phase(f"writing {output}"):
-            mcmcpost.save_tree(total.to_datatree(), output)
+            mcmcpost.save_tree(sums_with_expressions(total, expressions), output)
 
 
 @app.command()

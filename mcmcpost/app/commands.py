@@ -1,6 +1,7 @@
 """The commands ``reduce``, ``moments``, ``evidence`` and ``report``: what each computes, and its
 text."""
 
+import json
 import shlex
 import sys
 import warnings
@@ -194,6 +195,22 @@ def _of_sums(
         )
 
 
+_EXPRESSIONS = "mcmcpost_expect"
+
+
+def summed_expressions(before: Path | None) -> list[str]:
+    """Return what --expect was where a file of sums was made, which knows names and no formulas."""
+    tree = None if before is None else mcmcpost.load_tree(before)
+    return [] if tree is None else json.loads(tree.attrs.get(_EXPRESSIONS, "[]"))
+
+
+def sums_with_expressions(sums: TraceMoments, expressions: list[str]) -> "xarray.DataTree":
+    """Return sums as a tree for `summed_expressions`."""
+    tree = sums.to_datatree()
+    tree.attrs[_EXPRESSIONS] = json.dumps(expressions)
+    return tree
+
+
 def sum_traces(
     sources: Sequence[Sequence[Path]],
     before: Path | None,
@@ -206,7 +223,8 @@ def sum_traces(
     """Return the sums over traces, each read from files of its own, and those of a file of sums
     `before` them.
 
-    Draws that are in the sums already, of chains that went on, are left out.
+    Draws that are in the sums already, of chains that went on, are left out; so is what is not in
+    the file, where no names are asked for.
     """
     total = None if before is None else as_moments(mcmcpost.load_tree(before))
     if before is not None and method != "auto":
@@ -232,9 +250,9 @@ def sum_traces(
         variables = posterior_variables(tree)
         say_left_out(variables)
         integrands: Any = where_they_are(tree, variables, asked)
-        if before is not None and total is not None and asked == Asked({}):
+        names = () if total is None else total.features.names
+        if before is not None and asked.names is None and set(asked.expressions) <= set(names):
             # What is summed is that of the file; `moments` names what no variable gives.
-            names = total.features.names
             integrands = (
                 {name: integrands[name] for name in names if name in integrands} or None
                 if isinstance(integrands, dict)

@@ -209,13 +209,21 @@ def test_sums_of_traces_are_told_and_reduced(run, tmp_path, rng):
     assert [row["name"] for row in reduced["quantities"]] == ["b"]
     assert abs(reduced["quantities"][0]["mean_cv"]) < 1e-12
     assert refused(run("reduce", grown, "--ci", "0.9"), "means of what was summed")
-    for asked, code in ((["--var-names", "b"], 0), (["--expect", "s=a**2"], 2)):
-        made, added = (tmp_path / f"{kind}{code}.nc" for kind in ("made", "added"))
+    for number, asked in enumerate((["--var-names", "b"], ["--expect", "s=a**2"])):
+        made, added = (tmp_path / f"{kind}{number}.nc" for kind in ("made", "added"))
         assert run("moments", one, *asked, "-o", made).code == 0
         done = run("moments", two, "--append", made, "-o", added)
-        assert done.code == code, done.err
-        if code:
-            assert refused(done, "none named s.", "--expect")
+        assert done.code == 0, done.err
+    # What was asked for is that of the file, and goes on with it.
+    again = run("moments", longer, "--append", added, "-o", tmp_path / "again.nc", "--json")
+    assert json.loads(again.out)["quantities"] == 3, again.err
+    tree = mp.load_tree(tmp_path / "again.nc")
+    draws = np.concatenate([x[..., 0].ravel() for x in (first, second, more)])
+    np.testing.assert_allclose(mp.expectation(tree).mean_plain[2], np.mean(draws**2), rtol=1e-12)
+    plain = mp.save_tree(mp.moments(mp.load_tree(one), {"s": first[..., 0]}).to_datatree(), unused)
+    done = run("moments", two, "--append", plain, "-o", tmp_path / "no.nc")
+    assert refused(done, "none named s.", "--expect")
+    unused.unlink()
     # Each is told in the words of its command, and never as of a trace or of Python arguments.
     of_sums, model = "a file of sums, which has no draws", tmp_path / "model.py"
     model.write_text("def model():\n    pass\n")
