@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -141,6 +142,9 @@ def reduce_tree(
             # Those of an indicator are zero or one, which its mean has said already.
             numbers = ~_is_indicator(answers.question.sample.values)
             rows = np.flatnonzero(np.repeat(numbers, len(estimate.names) // len(numbers)))
+            if not numbers.all():
+                events = ", ".join(compress(means.names, ~numbers))
+                say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
             others |= {"quantiles": estimate.select(rows)} if len(rows) else {}
         others |= {} if intervals is None else {"intervals": intervals}
     return Reduced(means, others)

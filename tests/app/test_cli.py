@@ -129,6 +129,7 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
     assert rows["bad"]["mean"] is None
     # The quantiles of an indicator are zero and one.
     assert [name for name in rows if "0.5" in name] == ["a [0.5]", "b[0] [0.5]", "bad [0.5]"]
+    assert "note: no quantiles of p: they are 0 or 1" in done.err
     tree = mcmcpost.load_tree("out.nc")
     assert {"posterior", "control_variates", "control_variates_quantiles"} <= set(tree.children)
     assert list(tree["control_variates"]["quantity"].values) == ["a", "b[0]", "p", "bad"]
