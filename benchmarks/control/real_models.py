@@ -152,8 +152,8 @@ def evidence(tree: xarray.DataTree, model: RealModel, seed: int) -> tuple[Answer
     )
 
 
-def measured(name: str, folder: Path, replicates: int) -> Iterator[dict]:
-    """Yield the rows of a model."""
+def measured(name: str, folder: Path, replicates: int, summary: bool) -> Iterator[dict]:
+    """Yield the rows of a model: those of its `summary`, and that of its evidence."""
     model = MODELS[name]
 
     def kept(r: int, chains: int, draws: int, seed: int) -> xarray.DataTree:
@@ -167,20 +167,21 @@ def measured(name: str, folder: Path, replicates: int) -> Iterator[dict]:
     ]
     longer = kept(1, CHAINS, TRUTH_DRAWS, TRUTH_SEED)
     facts = longer["sample_stats"].sizes["unconstrained_parameter"], seconds_per_thousand(model)
-    truths = summarise(longer, Auto(kernel=False))
-    # The first of them twice: it compiles what the others use.
-    found = [summarise(tree, "auto", timed=True) for tree in (trees[0], *trees)][1:]
-    plain = [summarise(tree, "plain") for tree in trees]
-    sd = truths["scales"].value
-    for kind in COLUMNS:
-        yield row(
-            name,
-            kind,
-            *([each[kind] for each in answers] for answers in (found, plain)),
-            truths[kind],
-            sd,
-            *facts,
-        )
+    if summary:
+        truths = summarise(longer, Auto(kernel=False))
+        # The first of them twice: it compiles what the others use.
+        found = [summarise(tree, "auto", timed=True) for tree in (trees[0], *trees)][1:]
+        plain = [summarise(tree, "plain") for tree in trees]
+        sd = truths["scales"].value
+        for kind in COLUMNS:
+            yield row(
+                name,
+                kind,
+                *([each[kind] for each in answers] for answers in (found, plain)),
+                truths[kind],
+                sd,
+                *facts,
+            )
     thinned = longer.isel(draw=slice(None, None, TRUTH_THINNED), missing_dims="ignore")
     truth, _ = evidence(thinned, model, EVIDENCE_SEED)
     both = [evidence(tree, model, r) for r, tree in enumerate((trees[0], *trees))][1:]
@@ -232,6 +233,7 @@ def main() -> None:
     jax.config.update("jax_enable_x64", True)
     parser = Command(__doc__, quick="--models beetles --replicates 2")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--evidence-alone", action="store_true", help="no other rows")
     parser.add_argument("--replicates", type=int, default=12)
     parser.add_argument("--folder", type=Path, default=FOLDER)
     args = parser.parse_args()
@@ -239,7 +241,7 @@ def main() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # of what stays plain: the table shows it
         for name in args.models:
-            for one in measured(name, args.folder, args.replicates):
+            for one in measured(name, args.folder, args.replicates, not args.evidence_alone):
                 rows.append(one)
                 print(aligned([one]), flush=True)
             emit("real_models", TITLE, rows, final=name == args.models[-1], draws=CHAINS * DRAWS)

@@ -79,6 +79,12 @@ def map_rows(
     return in_either_precision(run)
 
 
+def host_generator(key: jax.Array) -> np.random.Generator:
+    """Return NumPy's generator from a key of JAX: arrays on the host need no compilation, which for
+    every new shape takes half a second."""
+    return np.random.default_rng(np.asarray(jax.random.key_data(key)).reshape(-1))
+
+
 def over_devices(array: Array | np.ndarray) -> Array:
     """Return an array with its leading axis over this process's devices; its size must divide by
     their number."""

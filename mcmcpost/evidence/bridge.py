@@ -6,13 +6,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Array, Float, Int
-from scipy.linalg import solve
+from jaxtyping import Array, Float
 from scipy.optimize import brentq
 from scipy.special import expit
 
 from mcmcpost.control import (
-    NEED,
     AbstractControlVariate,
     Options,
     PlainMean,
@@ -28,17 +26,19 @@ from mcmcpost.core.arguments import (
     check_key,
     hashable,
 )
-from mcmcpost.core.devices import map_rows
+from mcmcpost.core.devices import host_generator, map_rows
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import (
     Weights,
     mcse_mean,
     mean_over_draws,
+    tail_draws,
     variance_over_draws,
     weights_khat,
 )
 from mcmcpost.core.precision import check_rounding
 from mcmcpost.evidence.ladder import EvidenceEstimate
+from mcmcpost.evidence.normal_mean import normal_mean
 from mcmcpost.evidence.warp import (
     Warp,
     as_warp,
@@ -48,7 +48,6 @@ from mcmcpost.evidence.warp import (
     likelier,
 )
 from mcmcpost.scores import check_scalar, disagreeing, effective_size
-from mcmcpost.stein import num_polynomial_features, polynomial_exponents
 from mcmcpost.trace import make_trace, not_finite
 
 BATCH_SIZE = 1024
@@ -341,6 +340,38 @@ def refit_halves(
     return refitted
 
 
+SMALL = 0.25
+"""Variance of the proposals' part of an error, in that of the draws' part, below which more of them
+are not worth their evaluations."""
+
+
+def add_proposals(
+    density: Callable[[np.ndarray], np.ndarray], halves: list[Half], key: jax.Array, most: int
+) -> list[Half]:
+    """Return the halves with more draws of their maps, until these are a small part of the error of
+    the bridge (`SMALL`), and at most `most` of them.
+
+    halves : without mirror images.
+    """
+    extended = []
+    for half, k in zip(halves, jax.random.split(key), strict=True):
+        bridge = _solve(half, symmetric=False)
+        (r, d), drawn, wanted = half.standard.shape, half.draws[..., 0].size, 0.0
+        if bridge.drawn_error > 0:
+            by_proposals = (bridge.mcse / bridge.drawn_error) ** 2 - 1.0
+            wanted = min(most, (r - drawn) * by_proposals / SMALL)
+        number = int(wanted) - (r - drawn)
+        if number > 0:
+            z = host_generator(k).normal(size=(number, d))
+            ratio = density(half.warp.restore(z)) - half.warp.log_density(z)
+            half = half._replace(
+                standard=np.concatenate([half.standard, z]),
+                log_ratio=np.concatenate([half.log_ratio, ratio]),
+            )
+        extended.append(half)
+    return extended
+
+
 def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
     """Return points for the posterior, of the draws of `fit` and the proposals of `half`, and their
     effective number.
@@ -388,7 +419,7 @@ def _evaluate(
     it is known."""
     d = use.draws.shape[-1]
     drawn = use.draws.reshape(-1, d)
-    proposed = np.asarray(jax.random.normal(key, (num_proposals, d), float))
+    proposed = host_generator(key).normal(size=(num_proposals, d))
     # Draws before proposals: `Half.split` relies on this order.
     standard = np.concatenate([warp.standardise(drawn), proposed])
     at_draws = density(drawn) if at_draws is None else at_draws
@@ -497,6 +528,7 @@ def _control(
     if not (means > 0).all():
         return bridge
     errors = np.array([float(estimate.mcse[0]), over_proposals.mcse]) / means
+    errors[1] = np.hypot(errors[1], _unseen_error(at_proposals - bridge.value, bridge.share))
     return bridge._replace(
         # log Z = log Z₀ + log E_g[f₁] − log E_p[f₂]; the two sides share no draw, so that their
         # errors add in squares.
@@ -505,81 +537,6 @@ def _control(
         drawn_error=float(errors[0]),
         controls=(estimate.method[0], over_proposals.control),
     )
-
-
-MOST_POLYNOMIALS, PROPOSALS_PER_POLYNOMIAL, NUM_FOLDS = 1_000, 20, 4
-"""Polynomials of the mean over the proposals, at most, half of it above degree two: 1,000 of 20,000
-proposals take two seconds, which 819 of degree two are worth (hierarchical model, a third of the
-error) and 1,000 of degree four were not (eight schools, a twentieth)."""
-
-MOST_DEGREES = 3
-"""Largest degree of them. Higher ones leave residuals that are large only where no proposal lies:
-of four ratios of one and two coordinates mean z² was at most 1.7 at degree three, 27 at four with
-600 proposals, and 2 to 2,000 at twelve."""
-
-
-class NormalMean(NamedTuple):
-    """Mean of a function of standard normals, its standard error, and the control variate that it
-    has."""
-
-    value: float
-    mcse: float
-    control: str
-
-
-def normal_mean(standard: Float[np.ndarray, "m d"], values: Float[np.ndarray, " m"]) -> NormalMean:
-    """Return the mean of a function of independent standard normals, controlled by Hermite
-    polynomials in them.
-
-    These have the mean zero. Coefficients are of least squares on the other folds, so that the mean
-    of what is left is unbiased; the degree is the one that leaves least, a higher one by `NEED`.
-    """
-    m, d = standard.shape
-    sizes = [num_polynomial_features(d, k) * (1 if k <= 2 else 2) for k in range(MOST_DEGREES + 1)]
-    degree = max(
-        k
-        for k, size in enumerate(sizes)
-        if size <= min(MOST_POLYNOMIALS, m // PROPOSALS_PER_POLYNOMIAL)
-    )
-    best, control = values - values.mean(), PlainMean().label
-    least, residuals = float(best @ best), values
-    if degree == 0 or not least > 0:
-        return NormalMean(float(values.mean()), float(np.sqrt(least) / m), control)
-    exponents = polynomial_exponents(d, degree)
-    rows = np.concatenate([np.ones((m, 1)), _hermite(standard, exponents)], axis=1)
-    folds = [slice(k, None, NUM_FOLDS) for k in range(NUM_FOLDS)]
-    grams = [rows[fold].T @ rows[fold] for fold in folds]
-    sides = [rows[fold].T @ values[fold] for fold in folds]
-    for k in range(1, degree + 1):
-        # Monomials are ordered by degree: those up to k are the first ones.
-        columns = slice(num_polynomial_features(d, k) + 1)
-        left = np.empty(m)
-        for fold, gram, side in zip(folds, grams, sides, strict=True):
-            others, of_others = (sum(grams) - gram)[columns, columns], (sum(sides) - side)[columns]
-            # Polynomials of norm one under the normal: the ridge is far below what matters, and
-            # lets a matrix that a few far proposals dominate be factored.
-            others[np.diag_indices_from(others)] += 1e-10 * m
-            coefficients = solve(others, of_others, assume_a="pos")
-            left[fold] = values[fold] - rows[fold, columns][:, 1:] @ coefficients[1:]
-        squares = float(((left - left.mean()) ** 2).sum())
-        if squares * NEED < least:
-            least, residuals, control = squares, left, f"polynomials of degree {k}"
-    return NormalMean(float(residuals.mean()), float(np.sqrt(least) / m), control)
-
-
-def _hermite(
-    z: Float[np.ndarray, "m d"], exponents: Int[np.ndarray, "q d"]
-) -> Float[np.ndarray, "m q"]:
-    """Return products of Hermite polynomials, orthonormal under the standard normal, one a row of
-    exponents."""
-    table = [np.ones_like(z), z]
-    for k in range(1, int(exponents.max())):
-        table.append((z * table[k] - np.sqrt(k) * table[k - 1]) / np.sqrt(k + 1.0))
-    polynomials = np.ones((len(z), len(exponents)))
-    for column, powers in zip(polynomials.T, exponents, strict=True):
-        for i in np.flatnonzero(powers):
-            column *= table[powers[i]][:, i]
-    return polynomials
 
 
 def pulled_scores(half: Half, scores: Float[np.ndarray, "c n d"]) -> Float[np.ndarray, "c n d"]:
@@ -780,7 +737,10 @@ def solve_bridge(
         return Bridge(np.nan, np.nan, np.nan, share, 0.0, ess)
     # By the identity at this Z: what the search leaves would be 1e-13 beside an exact bridge.
     value += np.log(proposed.mean() / _mean(drawn, weights))
-    proposed_error = proposed.std() / (np.sqrt(len(proposed)) * proposed.mean())
+    proposed_error = np.hypot(
+        proposed.std() / (np.sqrt(len(proposed)) * proposed.mean()),
+        _unseen_error(at_proposals - value, share),
+    )
     drawn_error = float(mcse_mean(drawn[..., None], weights)[0]) / _mean(drawn, weights)
     shares = np.ones(drawn.shape) if weights is None else weights.values
     # Kish's number takes draws for independent; those of a chain count for ess in place of their
@@ -794,6 +754,31 @@ def solve_bridge(
         participants,
         ess,
     )
+
+
+FARTHEST = 1e3
+"""Lengths of a tail to which it is extrapolated at most: that of rounding errors has no end."""
+
+
+def _unseen_error(log_ratio: Float[np.ndarray, " m"], share: float) -> float:
+    """Return the relative standard error of E_g[f₁] that is due to ratios w = p/g larger than any
+    that a proposal has met, up to 1/s₁, which bounds f₁.
+
+    Beyond the largest w_m a generalised Pareto tail, from a threshold u, has P(w > u + t(w_m − u))
+    = t^(−1/k̂)/m, and the variance of the mean is ∫(w − 1)² dP/m. With many proposals for each draw
+    these terms are as rare as large, and where none was met the others do not show them.
+    """
+    m, most = len(log_ratio), 1.0 / share
+    khat = min(weights_khat(log_ratio), 1.0)
+    tail = np.exp(np.partition(log_ratio, -tail_draws(m))[-tail_draws(m) :])
+    start, length = tail.min() - 1.0, np.ptp(tail)
+    if not (khat > 0 and length > 0 and tail.max() < most):
+        return 0.0
+    end = np.log(min((most - tail.min()) / length, FARTHEST))
+    powers = np.arange(3) - 1.0 / khat
+    integrals = np.where(powers == 0, end, np.expm1(powers * end) / np.where(powers, powers, 1.0))
+    variance = (start**2, 2 * start * length, length**2) @ integrals / khat
+    return float(np.sqrt(max(variance, 0.0)) / m)
 
 
 def _mean(series: Float[np.ndarray, "c n"], weights: Weights | None) -> float:

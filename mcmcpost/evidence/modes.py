@@ -9,6 +9,7 @@ from jaxtyping import Bool, Float
 from scipy.special import logsumexp
 from scipy.stats import chi2
 
+from mcmcpost.core.devices import host_generator
 from mcmcpost.evidence.warp import Normal, fit_normal
 
 NUM_STARTS = 32
@@ -88,9 +89,9 @@ def search_modes(
     normal = fit_normal("search_modes", draws, names)
     for_starts, for_origins, for_checks = jax.random.split(key, 3)
     scales = np.resize(DISTANCES, NUM_STARTS)[:, None]
-    starts = scales * np.asarray(jax.random.normal(for_starts, (NUM_STARTS, d), float))
+    starts = scales * host_generator(for_starts).normal(size=(NUM_STARTS, d))
     z = normal.standardise(draws)
-    chosen = np.asarray(jax.random.randint(for_origins, (NUM_STARTS,), 0, len(z)))
+    chosen = host_generator(for_origins).integers(len(z), size=NUM_STARTS)
 
     blocks_done = 0
 
@@ -227,7 +228,7 @@ def _missed(
     # 2 · log density below the top, were it normal.
     depths = (((z - top) @ lower) ** 2).sum(axis=1)
     edge = chi2.ppf(SHARE, d)
-    standard = np.asarray(jax.random.normal(key, (NUM_CHECKS, d), float))
+    standard = host_generator(key).normal(size=(NUM_CHECKS, d))
     inside = (standard**2).sum(axis=1) <= edge
     local = Normal(top, np.linalg.inv(lower).T)
     points = normal.restore(local.restore(standard[inside]))

@@ -16,8 +16,8 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from mcmcpost.control import NEED, AbstractControlVariate, PlainMean
-from mcmcpost.core.arguments import check_count, check_function, check_key
-from mcmcpost.core.devices import map_rows
+from mcmcpost.core.arguments import check_count, check_function, check_key, hashable
+from mcmcpost.core.devices import BATCH_SIZE, host_generator, map_rows
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.precision import in_either_precision
@@ -27,6 +27,7 @@ from mcmcpost.evidence.bridge import (
     MIN_PARTICIPANTS,
     WHERE,
     Half,
+    add_proposals,
     check_draws,
     check_inside,
     check_values,
@@ -45,7 +46,7 @@ from mcmcpost.evidence.bridge import (
 )
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder, make_ladder
 from mcmcpost.evidence.log_evidence import halves_complaint
-from mcmcpost.evidence.modes import DISTANCES, ModeSearch, search_modes
+from mcmcpost.evidence.modes import DISTANCES, NUM_STARTS, ModeSearch, search_modes
 from mcmcpost.evidence.path import LastRung, PooledPath, path_error, pooled_path
 from mcmcpost.evidence.record import Evidence
 from mcmcpost.evidence.warp import Normal
@@ -59,15 +60,26 @@ A proposal costs one evaluation of the density, and a draw of a trace many gradi
 error of a bridge falls with draws and proposals together: few draws are no floor.
 """
 
+MORE_WORK, MOST_MORE = 5e8, 100_000
+"""Multiplications that proposals beyond these may take by default, and how many there are at most
+for each half. Of eight schools at 4 × 250 draws the error falls from 0.0024 to 0.0012, for a third
+of a second. Counted and not timed: a loaded machine must not change the answer."""
+
+TRANSCENDENTAL, COORDINATE = 10.0, 300.0
+"""Multiplications that a transcendental function, and a coordinate of the map, take as long as."""
+
 FIRST_NODES, NUM_NODES = 2, 4
 """Gauss–Legendre nodes of the path from a fitted normal, which is short and nowhere steep: at a
 first look, and where the path may be the answer. Kronrod's are one more each."""
 
-HOPE = 5.0
-"""Error of the path with polynomials alone, in units of the smallest of the other bridges, up to
-which a kernel is tried on it. The kernel makes it about five times smaller for regressions of three
-and six parameters, of which it then is the answer to the former; for eight schools, at ten to
-twenty of these units, 1.7 times."""
+HOPE = 40.0
+"""Error of the path with polynomials alone, in units of the smallest of the other bridges, times
+the dimension, up to which a kernel is tried on it. The kernel makes it 10 to 20 times smaller for a
+regression of three parameters, 6 to 8 times for one of four, and 1.7 times for eight schools, of
+ten. Where polynomials do nothing it does nothing."""
+
+MOST_SMALL_BLOCKS = 256
+"""Blocks of the size that the search for modes takes, in which gradients are evaluated at most."""
 
 QUADRATIC = 2
 """Degree from which the control variate removes the errors of the fitted moments, which both halves
@@ -87,6 +99,7 @@ class PosteriorDraws(NamedTuple):
     log_density : (c, n) log q. scores : (c, n, d) ∇ log q, for control variates; None for plain
         estimates alone.
     values, slopes : log q (m,) and ∇ log q (m, d) at any points (m, d), log-Jacobian included.
+    work : multiplications of one log density, infinite where they cannot be counted.
     weights : of the draws, None where they are equal.
     """
 
@@ -96,6 +109,7 @@ class PosteriorDraws(NamedTuple):
     scores: Float[np.ndarray, "c n d"] | None
     values: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, " m"]]
     slopes: Callable[[Float[np.ndarray, "m d"]], Float[np.ndarray, "m d"]]
+    work: float = np.inf
     weights: Weights | None = None
 
 
@@ -123,11 +137,35 @@ def evaluate_draws(
         return value_and_score(logdensity_fn, point).score
 
     def slopes(points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, "m d"]:
-        return map_rows(score, points, progress="scores").astype(float)
+        # The search for modes needs small blocks, and a program for large ones beside it takes as
+        # long as ten thousand gradients of a few dozen parameters.
+        few = len(points) <= MOST_SMALL_BLOCKS * NUM_STARTS
+        size = NUM_STARTS if few else BATCH_SIZE
+        scores = map_rows(score, points, batch_size=size, full_blocks=few, progress="scores")
+        return scores.astype(float)
 
     points, labels = check_draws(WHERE, draws, names)
     density = checked_density(WHERE, logdensity_fn, points.shape[-1])
-    return evaluate_rows(points, density, slopes, labels, scores=scores)
+    posterior = evaluate_rows(points, density, slopes, labels, scores=scores)
+    return posterior._replace(work=_work(logdensity_fn, points.shape[-1]))
+
+
+def _work(logdensity_fn: Callable[[Array], Array], d: int) -> float:
+    """Return about how many multiplications a log density takes.
+
+    Infinite with a loop, as of a solver of differential equations, whose steps nobody knows before.
+    """
+
+    def trace() -> Any:
+        return jax.jit(hashable(logdensity_fn)).trace(
+            jax.ShapeDtypeStruct((d,), jnp.result_type(float))
+        )
+
+    traced = in_either_precision(trace)
+    if any(loop in str(traced.jaxpr) for loop in ("while[", "scan[")):
+        return np.inf
+    cost = traced.lower().cost_analysis() or {}
+    return cost.get("flops", np.inf) + TRANSCENDENTAL * cost.get("transcendentals", 0.0)
 
 
 def evaluate_rows(
@@ -191,7 +229,8 @@ def estimate_from_posterior(
     degree : of the polynomials on the path; by default chosen by the honest error, up to three.
         Zero: no path.
     num_proposals : draws of the second fit for each half, and evaluations of the first; by default
-        `PROPOSALS_PER_DRAW` for each draw of it.
+        `PROPOSALS_PER_DRAW` for each draw of it, and of a log density that takes little work more
+        of the second (`add_proposals`).
 
     Returns
     -------
@@ -231,8 +270,15 @@ def estimate_from_posterior(
         number,
         controlled=posterior.scores is not None,
     )
+    if num_proposals is None:
+        more = MORE_WORK / 2 / (posterior.work + COORDINATE * points.shape[-1])
+        halves = add_proposals(
+            posterior.values, halves, jax.random.fold_in(key, 3), min(int(more), MOST_MORE)
+        )
     estimates = [plain_bridge(first, symmetric=True), plain_bridge(halves, symmetric=False)]
-    densities, gradients = 2 * sum(len(half.log_ratio) for half in first) + 2 * number, 0
+    drawn = sum(half.draws[..., 0].size for half in halves)
+    densities = 2 * sum(len(half.log_ratio) for half in first)
+    densities, gradients = densities + sum(len(half.log_ratio) for half in halves) - drawn, 0
     if posterior.scores is not None:
         gradients += c * n
     if posterior.scores is not None and not isinstance(method, PlainMean):
@@ -242,10 +288,10 @@ def estimate_from_posterior(
             # z, and its expectation along the path is what Stein features reproduce.
             straight = halved(for_path, symmetric=False)
             least = np.nanmin([e.error for e in estimates], initial=np.inf)
-            estimates.append(
-                _path_bridge(straight, posterior.scores, posterior.slopes, degree, least)
-            )
-            densities, gradients = densities + c * n, gradients + c * n
+            path = _path_bridge(straight, posterior.scores, posterior.slopes, degree, least)
+            estimates += [path] if path else []
+            densities += c * n
+            gradients += c * n if path else c * n // 2
     # Of the density itself: the symmetrised one would hide a one-sided tail.
     size |= {"pareto_khat": estimates[1].info["khat_proposals"]}
     estimates = [e.with_rounding(posterior.log_density) for e in estimates]
@@ -403,7 +449,7 @@ def _path_bridge(
     slopes: Callable[[np.ndarray], np.ndarray],
     degree: int | None,
     least: float,
-) -> EvidenceEstimate:
+) -> EvidenceEstimate | None:
     """Estimate log Z = ∫₀¹ E_t[log q − log g] dt, E_t under g^(1−t)q^t/Z_t, with zero-variance
     control variates.
 
@@ -412,19 +458,26 @@ def _path_bridge(
     which its score is known. Where the posterior is near the normal, log q − log g is nearly a
     polynomial, whose expectation Stein features reproduce.
 
-    least : the smallest error of the other bridges. Polynomials at few nodes come first; a kernel
-        and more nodes take twice their time, and are spent where the path may then be the answer
-        (`HOPE`).
+    least : the smallest error of the other bridges. Polynomials at few nodes come first, of one
+    half; the other half is looked at, and a kernel and more nodes, which take twice their time, are
+    spent where the path may then be the answer (`HOPE`).
+
+    Returns
+    -------
+    None where it may not be the answer.
     """
-    ladders = [_path_ladder(half, scores[:, half.rows], slopes) for half in halves]
+    ladders, paths = [], []
     # The kernel at nine nodes took half of the time on eight schools, where the path is never the
     # answer (5.3 CPU s before this first look, 1.7 with it, at 4 × 250 draws); without any kernel
     # the errors of two regressions were four to five times as large.
-    paths = [
-        _path_half(ladder, half, degree, kernel=False)
-        for ladder, half in zip(ladders, halves, strict=True)
-    ]
-    if degree is None and np.linalg.norm([path.mcse for path in paths]) / 2 < HOPE * least:
+    for half in halves:
+        ladders.append(_path_ladder(half, scores[:, half.rows], slopes))
+        paths.append(_path_half(ladders[-1], half, degree, kernel=False))
+        error = np.sqrt(np.mean([path.mcse**2 for path in paths]) / len(halves))
+        hope = HOPE / scores.shape[-1] if paths[-1].degree else 1.0
+        if degree is None and not error < hope * least:
+            return None
+    if degree is None:
         paths = [
             _path_half(ladder, half, degree, kernel=True)
             for ladder, half in zip(ladders, halves, strict=True)
@@ -624,15 +677,10 @@ def _student_mixture(
     """Return standardised proposals of the mixture of two Student t and their log density on the
     original space."""
     d = len(normal.mean)
-    of_direction, of_radius, of_part = jax.random.split(key, 3)
-    radius = np.sqrt(
-        FREEDOM / np.asarray(jax.random.chisquare(of_radius, FREEDOM, (number,), float))
-    )
-    component = np.asarray(jax.random.bernoulli(of_part, SHARES[1], (number,))).astype(int)
-    z = (
-        np.asarray(jax.random.normal(of_direction, (number, d), float))
-        * (radius * SCALES[component])[:, None]
-    )
+    rng = host_generator(key)
+    radius = np.sqrt(FREEDOM / rng.chisquare(FREEDOM, number))
+    component = (rng.random(number) < SHARES[1]).astype(int)
+    z = rng.normal(size=(number, d)) * (radius * SCALES[component])[:, None]
     constant = gammaln((FREEDOM + d) / 2) - gammaln(FREEDOM / 2) - 0.5 * d * np.log(FREEDOM * np.pi)
     constant -= np.log(np.diagonal(normal.lower)).sum()
     square = (z**2).sum(axis=1)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int
-from scipy.linalg import lstsq, solve_triangular
+from scipy.linalg import solve_triangular
 from scipy.optimize import minimize
 
 from mcmcpost.core.errors import InputError
@@ -138,14 +138,21 @@ it."""
 ROUNDS = 3
 """How often terms are looked for, each time in what those before have left."""
 
-STEPS = 10
-"""Steps of Fisher scoring for the coefficients of one coordinate."""
+STEPS, STILL = 10, 1e-3
+"""Steps of Fisher scoring for the coefficients of one coordinate, at most, and the change of every
+draw's log scale at which they end: any map will do, and the bridge corrects what it has left."""
 
 DRAWS_PER_TERM = 20.0
 
 EXTRA = 4.0
 """What twice the log likelihood must gain for a term, beside the allowance for the number of terms
 looked at."""
+
+LIGHT = 0.25
+"""Least variance of the product of a series and a feature, in those of both, that is looked for."""
+
+SINGULAR = 1e-12
+"""Least share of the variance of a coordinate that another leaves."""
 
 SHAPES = ((-3.0, 3.0), (-0.9, 0.9))
 """Bounds on the skewness and on the logarithm of the tail weight of a coordinate."""
@@ -358,22 +365,29 @@ def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " 
     """
     n, d = points.shape
     u = (points - points.mean(axis=0)) / points.std(axis=0)
-    gain = np.zeros((d, d))
-    for i in range(d):
-        others = np.delete(np.arange(d), i)
-        line = u[:, i]
-        square = line**2 - 1.0
-        # Gram–Schmidt of 1, z and z² on these draws: what the line explains the normal has already.
-        square = square - (square @ line / n) * line
-        square /= square.std()
-        residuals = _unit(u[:, others] - line[:, None] * (line @ u[:, others] / n))
-        bend = square @ residuals / n
-        left = _unit(residuals - square[:, None] * bend) ** 2 - 1.0
-        # A squared correlation of one, of a coordinate that is an exact parabola, would have an
-        # infinite gain.
-        explained = -np.log1p(-np.minimum(bend**2, 1 - 1e-12))
-        explained += ((line @ left / n) ** 2 + (square @ left / n) ** 2) / 2.0
-        gain[i, others] = np.where(n * explained > limit, explained, 0.0)
+    # The square, made orthogonal on these draws to 1 and the line, which the normal has already.
+    skewness = (u**3).mean(axis=0)
+    s = u**2 - 1.0 - skewness * u
+    s /= s.std(axis=0)
+
+    # All pairs from moments: residuals of every coordinate on every other took a third of a bridge
+    # of a hundred coordinates. What i leaves of j is u_j − ρu_i − βs_i, of variance v.
+    def moments(of_i: np.ndarray, of_j: np.ndarray) -> Float[np.ndarray, "d d"]:
+        return of_i.T @ of_j / n
+
+    rho, beta = moments(u, u), moments(s, u)
+    # A squared correlation of one, of a coordinate that is an exact parabola, would have an
+    # infinite gain.
+    unexplained = np.maximum(1.0 - rho**2, SINGULAR)
+    v = np.maximum(unexplained - beta**2, SINGULAR * unexplained)
+    by_line = moments(u, u**2) - 2 * (rho * moments(u**2, u) + beta * moments(u * s, u))
+    by_square = moments(s, u**2) - 2 * (rho * moments(u * s, u) + beta * moments(s**2, u))
+    cubes = [(u ** (3 - k) * s**k).mean(axis=0)[:, None] for k in range(4)]
+    by_line += rho**2 * cubes[0] + 2 * rho * beta * cubes[1] + beta**2 * cubes[2]
+    by_square += rho**2 * cubes[1] + 2 * rho * beta * cubes[2] + beta**2 * cubes[3]
+    explained = np.log(unexplained / v) + ((by_line / v) ** 2 + (by_square / v) ** 2) / 2.0
+    gain = np.where(n * explained > limit, explained, 0.0)
+    np.fill_diagonal(gain, 0.0)
     # A funnel's log scale explains the spread of the others and is hardly explained by them: it
     # must come first, as the map is triangular.
     ahead = gain - gain.T
@@ -384,12 +398,6 @@ def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " 
         order.append(first)
         rest_of.remove(first)
     return np.array(order)
-
-
-def _unit(values: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
-    centred = values - values.mean(axis=0)
-    spread = centred.std(axis=0)
-    return centred / np.where(spread > 0, spread, 1.0)
 
 
 class _Terms(NamedTuple):
@@ -408,10 +416,11 @@ def _regress(
     scale: list[tuple[int, int]] = []
     fitted = _Terms({}, {})
     residual = w
+    lines = np.concatenate([before.T, np.ones((1, len(w)))], dtype=np.float32)
     for _ in range(ROUNDS if before.shape[1] else 0):
-        unit = _unit(residual[:, None])[:, 0]
-        new_shift = _significant(unit, before, limit, shift, most)
-        new_scale = _significant(unit**2 - 1.0, before, limit, scale, most)
+        unit = (residual - residual.mean()) / residual.std()
+        new_shift = _significant(unit, lines, limit, shift, most)
+        new_scale = _significant(unit**2 - 1.0, lines, limit, scale, most)
         if not new_shift and not new_scale:
             break
         shift, scale = shift + new_shift, scale + new_scale
@@ -421,31 +430,33 @@ def _regress(
 
 def _significant(
     series: Float[np.ndarray, " n"],
-    before: Float[np.ndarray, "n k"],
+    lines: Float[np.ndarray, "k n"],
     limit: float,
     known: list[tuple[int, int]],
     most: int,
 ) -> list[tuple[int, int]]:
     """Return the features that correlate with a series of mean zero by t² above `limit`, the
-    strongest first."""
-    k = before.shape[1]
-    one = np.concatenate([before, np.ones((len(series), 1))], axis=1)
-    # All d²/2 products z_i z_j and all z_i at once: the appended column of ones makes the last row
-    # and column the linear terms. (k+1, n)·(n, k+1).
-    product = one.T @ (series[:, None] * one)
-    square = (one**2).T @ ((series**2)[:, None] * one**2)
-    same = np.arange(k)
-    product[same, same] -= product[k, k]
-    square[same, same] += square[k, k] - 2 * square[same, k]
+    strongest first.
+
+    lines : the coordinates before and a column of ones, in single precision.
+    """
+    one = len(lines) - 1
+    # All products z_i z_j, and all z_i as products with one, only to see which are worth a look:
+    # with White's variance of each and in double precision this was half of a bridge of a hundred
+    # coordinates.
+    product = (lines * series.astype(lines.dtype)) @ lines.T
+    same = np.arange(one)
+    product[same, same] -= product[one, one]
+    product[one, one] = 0.0
+    pairs = np.argwhere(np.triu(product**2 > LIGHT * limit * (series @ series)))
+    pairs = pairs[np.argsort(-np.abs(product[tuple(pairs.T)]))][: 2 * most]
+    i, j = pairs.T
+    terms = (lines[i] * lines[j] - (i == j)[:, None]) * series
     # White's robust t²: the variance of the product itself, not that of independent factors, so
     # that heavy tails do not pass for a term.
-    t = product**2 / np.maximum(square, np.finfo(float).tiny)
-    candidates = [
-        (-t[i, j], i, j if j < k else -1)
-        for i, j in zip(*np.nonzero(np.triu(t > limit)), strict=True)
-        if i < k
-    ]
-    chosen = [(int(i), int(j)) for _, i, j in sorted(candidates)]
+    t = terms.sum(axis=1) ** 2 / np.maximum((terms**2).sum(axis=1), np.finfo(float).tiny)
+    strongest = pairs[np.argsort(-t)][: np.count_nonzero(t > limit)].tolist()
+    chosen = [(i, j if j < one else -1) for i, j in strongest]
     return [pair for pair in chosen if pair not in known][: max(most - len(known), 0)]
 
 
@@ -468,12 +479,16 @@ def _likeliest(
     information = np.linalg.pinv(of_scale.T @ of_scale, hermitian=True)
     for _ in range(STEPS):
         inverse = np.exp(-level[-1] - _bounded(of_scale[:, :-1] @ level[:-1]))
-        mean = lstsq(of_shift * inverse[:, None], w * inverse, lapack_driver="gelsy")[0]
+        weighted = of_shift * inverse[:, None]
+        mean = np.linalg.pinv(weighted.T @ weighted, hermitian=True) @ (weighted.T @ (w * inverse))
         unit = (w - of_shift @ mean) * inverse
         step = information @ (of_scale.T @ (unit**2 - 1.0) / 2.0)
+        change = np.abs(of_scale @ step).max()
         # No draw's log scale moves by more than one in a step: from far away Fisher scoring
         # overshoots where few draws have large features.
-        level = level + step / max(1.0, np.abs(of_scale @ step).max())
+        level = level + step / max(1.0, change)
+        if change < STILL:
+            break
     # The scale without features, and the mean, belong to the margin.
     residual = (w - of_shift[:, :-1] @ mean[:-1]) / np.exp(_bounded(of_scale[:, :-1] @ level[:-1]))
     coefficients = (

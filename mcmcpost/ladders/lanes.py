@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from mcmcpost.core.arguments import HUGE, check_count, check_flags, check_kind, check_number
-from mcmcpost.core.devices import map_rows
+from mcmcpost.core.devices import host_generator, map_rows
 from mcmcpost.core.errors import InputError
 from mcmcpost.evidence import TemperedTarget
 from mcmcpost.scores import value_and_score
@@ -466,7 +466,7 @@ def prior_pool(
         spread = SPREAD * np.nan_to_num(
             np.nanstd(np.where(np.isfinite(draws), draws, np.nan), axis=0)
         )
-        near = init + spread * _generator(key).normal(size=(copies, len(init)))
+        near = init + spread * host_generator(key).normal(size=(copies, len(init)))
         near[0] = init
         draws = np.concatenate([draws, near])
         extra = evaluate_at(target, near)
@@ -501,7 +501,7 @@ def choose_starts(
     draws, likelihood, level = (array[usable] for array in pool)
     # The largest of log weight plus Gumbel noise are a weighted sample without replacement; drawn
     # with replacement, the chains of a cold rung would start at one and the same draw.
-    gumbel = _generator(key).gumbel(size=(len(temperatures), len(draws)))
+    gumbel = host_generator(key).gumbel(size=(len(temperatures), len(draws)))
     starts, masses = [], []
     mass = None
     for temperature, noise in zip(temperatures, gumbel, strict=True):
@@ -517,11 +517,6 @@ def choose_starts(
             mass = _covariance(draws, weight, size)
         masses.append(mass)
     return Starts(np.stack(starts), np.stack(masses))
-
-
-def _generator(key: jax.Array) -> np.random.Generator:
-    """Return NumPy's generator from a key: small host arrays need no compilation."""
-    return np.random.default_rng(np.asarray(jax.random.key_data(key)).reshape(-1))
 
 
 def _covariance(

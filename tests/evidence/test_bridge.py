@@ -1,6 +1,8 @@
 """Bridge sampling and Laplace importance sampling: closed forms, calibration, NumPyro models, bad
 input."""
 
+import math
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -223,10 +225,14 @@ def test_a_posterior_that_its_density_does_not_cover_is_said_to_be_so(rng, key):
     around = rng.normal(size=(4, 200, 3))
     around *= (1e3 + rng.normal(size=(4, 200, 1))) / np.linalg.norm(around, axis=-1, keepdims=True)
     shell = evaluate_draws(around, lambda x: -0.5 * (jnp.linalg.norm(x) - 1e3) ** 2, scores=False)
-    found = estimate_from_posterior(shell, PlainMean(), key=key)
+    found = estimate_from_posterior(shell, PlainMean(), key=key, num_proposals=6_400)
     assert found.status is mp.Status.NOT_CONVERGED or any(
         "overlap" in text for text in found.complaints
     )
+    found = estimate_from_posterior(shell, PlainMean(), key=key)
+    truth = np.log(4e6 * np.pi * np.sqrt(2 * np.pi))  # the radius squared is 1e6 + 1, in the mean
+    np.testing.assert_allclose(found.value, truth, atol=4.5 * found.mcse)
+    assert found.mcse < 0.05
 
 
 @pytest.mark.slow
@@ -398,6 +404,28 @@ def test_chains_that_drift_and_proposals_without_overlap_are_not_converged(rng, 
     found = bridge_sampling(two, spikes, key=key)
     assert found.status is mp.Status.NOT_CONVERGED
     assert "overlap" in found.info["reason"]
+
+
+def test_a_density_of_little_work_has_more_proposals_and_a_smaller_error(rng, key):
+    """One with a loop, whose length may depend on the parameters, has none beyond the default."""
+    draws = np.log(rng.gamma([0.7, 3.0], size=(4, 100, 2)))
+
+    def cheap(x):
+        return (jnp.array([0.7, 3.0]) * x - jnp.exp(x)).sum()
+
+    def looped(x):
+        return jax.lax.while_loop(lambda state: state[0] < 1, lambda _: (1, cheap(x)), (0, 0.0))[1]
+
+    def bridge(log_density, **options):
+        posterior = evaluate_draws(draws, log_density, scores=False)
+        return estimate_from_posterior(posterior, PlainMean(), key=key, **options)
+
+    more, default, given = bridge(cheap), bridge(looped), bridge(cheap, num_proposals=3_200)
+    assert default.value == given.value
+    assert default.info["densities"] == given.info["densities"] < more.info["densities"] / 3
+    assert more.mcse < 0.7 * default.mcse
+    truth = math.lgamma(0.7) + math.lgamma(3.0)
+    assert abs(more.value - truth) < 4.5 * more.mcse
 
 
 @pytest.mark.slow
