@@ -4,6 +4,7 @@ Bridges to a fitted density, plain and controlled, give one answer from posterio
 Importance sampling from the Laplace approximation is independent of the draws, in a few dimensions.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from scipy.optimize import minimize
 from scipy.special import gammaln
 
 from mcmcpost.control import NEED, AbstractControlVariate, PlainMean
-from mcmcpost.core.arguments import check_count, check_function, check_key, hashable
+from mcmcpost.core.arguments import check_count, check_function, check_key
 from mcmcpost.core.devices import BATCH_SIZE, host_generator, map_rows
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
@@ -67,6 +68,11 @@ of a second. Counted and not timed: a loaded machine must not change the answer.
 
 TRANSCENDENTAL, COORDINATE = 10.0, 300.0
 """Multiplications that a transcendental function, and a coordinate of the map, take as long as."""
+
+TRANSCENDENTALS = ("exp", "expm1", "log", "log1p", "logistic", "tanh", "pow", "lgamma", "erf")
+
+FACTORISATIONS = ("cholesky", "triangular_solve", "lu", "eigh", "qr", "svd")
+"""Those that take as many multiplications for each entry as a matrix has columns."""
 
 FIRST_NODES, NUM_NODES = 2, 4
 """Gauss–Legendre nodes of the path from a fitted normal, which is short and nowhere steep: at a
@@ -147,25 +153,36 @@ def evaluate_draws(
     points, labels = check_draws(WHERE, draws, names)
     density = checked_density(WHERE, logdensity_fn, points.shape[-1])
     posterior = evaluate_rows(points, density, slopes, labels, scores=scores)
-    return posterior._replace(work=_work(logdensity_fn, points.shape[-1]))
+    row = jax.ShapeDtypeStruct(points.shape[-1:], jnp.result_type(float))
+    program = in_either_precision(lambda: jax.make_jaxpr(logdensity_fn)(row))
+    return posterior._replace(work=_work(program.jaxpr))
 
 
-def _work(logdensity_fn: Callable[[Array], Array], d: int) -> float:
-    """Return about how many multiplications a log density takes.
+def _work(jaxpr: Any) -> float:
+    """Return about how many multiplications a program takes, infinite with a loop: nobody knows
+    before how many steps a solver of differential equations takes.
 
-    Infinite with a loop, as of a solver of differential equations, whose steps nobody knows before.
+    XLA's own count takes a minute where a model is unrolled to ten thousand operations.
     """
-
-    def trace() -> Any:
-        return jax.jit(hashable(logdensity_fn)).trace(
-            jax.ShapeDtypeStruct((d,), jnp.result_type(float))
-        )
-
-    traced = in_either_precision(trace)
-    if any(loop in str(traced.jaxpr) for loop in ("while[", "scan[")):
-        return np.inf
-    cost = traced.lower().cost_analysis() or {}
-    return cost.get("flops", np.inf) + TRANSCENDENTAL * cost.get("transcendentals", 0.0)
+    work = 0.0
+    for equation in jaxpr.eqns:
+        name = equation.primitive.name
+        if name in ("while", "scan"):
+            return np.inf
+        parts = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(equation.params)]
+        inner = [part for part in parts if hasattr(part, "eqns")]
+        operands = (*equation.invars, *equation.outvars)
+        shapes: list[tuple[int, ...]] = [getattr(v.aval, "shape", ()) for v in operands]
+        if inner:
+            work += sum(map(_work, inner))
+        elif name == "dot_general":
+            summed = equation.params["dimension_numbers"][0][0]
+            work += math.prod(shapes[-1]) * math.prod(shapes[0][axis] for axis in summed)
+        else:
+            each = shapes[0][-1] if name in FACTORISATIONS else 1.0
+            each = TRANSCENDENTAL if name in TRANSCENDENTALS else each
+            work += each * max(map(math.prod, shapes))
+    return work
 
 
 def evaluate_rows(
