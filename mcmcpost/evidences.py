@@ -317,9 +317,9 @@ def bridge_evidence(
     A density fitted to the earlier half of each chain is the bridge for the later half, and
     conversely: a normal, bent where the draws are skew or where the mean or scale of a coordinate
     depends on another. It is fitted again to the draws and its first proposals together. The
-    warp-III and the fitted bridge, the latter with control variates, and the controlled path from
-    the normal to the posterior share the draws; the value is that of the smallest honest error, and
-    the others are beside it. It works well where the posterior has one mode; the effective draws in
+    warp-III and the fitted bridge, the latter with control variates, and, where it may be the best,
+    the controlled path from the normal to the posterior share the draws; the value is that of the
+    smallest honest error, and the others are beside it. It works well where the posterior has one mode; the effective draws in
     the overlap tell. Modes that no draw has visited are looked for by climbs of the density, not
     with ``"plain"``. docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
 
@@ -342,7 +342,7 @@ def bridge_evidence(
         leaves the path out.
     num_proposals : draws of the fitted density for each half of the draws, after as many
         evaluations of the log density to fit it again; by default 16 for each draw, at most 20,000
-        or as many as draws. Fewer where the density is dear.
+        or as many as draws, and up to 100,000 where the log density takes little work.
     allow_bad_scores : go on although the model is not the density of the draws.
 
     Returns
