@@ -13,7 +13,7 @@ import pytest
 import xarray
 from ladder_cases import short_ladder
 from scipy.special import logsumexp
-from scipy.stats import chi2
+from scipy.stats import chi2, norm
 
 import mcmcpost as mp
 from mcmcpost.control import Auto, PlainMean
@@ -25,7 +25,12 @@ from mcmcpost.evidence import (
     laplace_importance,
     with_bridge,
 )
-from mcmcpost.evidence.bridge import evaluate_halves, normal_mean, plain_bridge
+from mcmcpost.evidence.bridge import (
+    _unseen_error,
+    evaluate_halves,
+    normal_mean,
+    plain_bridge,
+)
 from mcmcpost.evidence.posterior import _best_first
 
 REPLICATIONS = 200
@@ -404,6 +409,28 @@ def test_chains_that_drift_and_proposals_without_overlap_are_not_converged(rng, 
     found = bridge_sampling(two, spikes, key=key)
     assert found.status is mp.Status.NOT_CONVERGED
     assert "overlap" in found.info["reason"]
+
+
+def test_ratios_that_no_proposal_has_met_are_in_the_error(rng):
+    """Without them mean z² is 1.4: bounds of 200 are as rare as large for 2,000 proposals of
+    N(0, 1) to N(0, 4). Of rounding errors alone there are none."""
+    share, m = 0.005, 2_000
+
+    def log_ratio(z):
+        return norm.logpdf(z, scale=2.0) - norm.logpdf(z)
+
+    def term(z):
+        return 1.0 / (share + (1.0 - share) * np.exp(-log_ratio(z)))
+
+    grid = np.linspace(-12.0, 12.0, 100_001)
+    truth = (term(grid) * norm.pdf(grid)).sum() * (grid[1] - grid[0])
+    deviations = []
+    for _ in range(300):
+        z = rng.normal(size=m)
+        error = np.hypot(term(z).std() / np.sqrt(m), _unseen_error(log_ratio(z), share))
+        deviations.append((term(z).mean() - truth) / error)
+    assert 0.5 < np.mean(np.square(deviations)) < 1.1
+    assert _unseen_error(1e-15 * rng.normal(size=m), share) < 1e-14
 
 
 def test_a_density_of_little_work_has_more_proposals_and_a_smaller_error(rng, key):
