@@ -584,8 +584,8 @@ def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     """
     values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
     a, b = found
-    # For one direction alone mean z² is up to 2.5 at an autocorrelation of 0.97; for the average,
-    # whose error counts the covariance, it is at most 1.5 (docs/results, bridge_errors).
+    # Mean z² of the average, whose error counts the covariance, is at most 1.5 at autocorrelations
+    # up to 0.97 (docs/results, bridge_errors).
     num_fitted = float(np.mean([half.warp.num_fitted for half in halves]))
     covariance = min(
         a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error
