@@ -319,9 +319,10 @@ def bridge_evidence(
     depends on another. It is fitted again to the draws and its first proposals together. The
     warp-III and the fitted bridge, the latter with control variates, and, where it may be the best,
     the controlled path from the normal to the posterior share the draws; the value is that of the
-    smallest honest error, and the others are beside it. It works well where the posterior has one mode; the effective draws in
-    the overlap tell. Modes that no draw has visited are looked for by climbs of the density, not
-    with ``"plain"``. docs/methods/bridge.md; see `mcmcpost.evidence.estimate_from_posterior`.
+    smallest honest error, and the others are beside it. It works well where the posterior has one
+    mode; the effective draws in the overlap tell. Modes that no draw has visited are looked for by
+    climbs of the density, not with ``"plain"``. docs/methods/bridge.md; see
+    `mcmcpost.evidence.estimate_from_posterior`.
 
     Parameters
     ----------
