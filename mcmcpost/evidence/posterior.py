@@ -80,8 +80,8 @@ first look, and where the path may be the answer. Kronrod's are one more each.""
 
 HOPE = 40.0
 """Error of the path with polynomials alone, in units of the smallest of the other bridges, times
-the dimension, up to which a kernel is tried on it. The kernel makes it 10 to 20 times smaller for a
-regression of three parameters, 6 to 8 times for one of four, and 1.7 times for eight schools, of
+the dimension, up to which a kernel is tried on it. The kernel makes it 8 to 19 times smaller for a
+regression of three parameters, 5 to 8 times for one of four, and 1.7 times for eight schools, of
 ten. Where polynomials do nothing it does nothing."""
 
 MOST_SMALL_BLOCKS = 256

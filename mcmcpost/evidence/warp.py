@@ -370,8 +370,8 @@ def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " 
     s = u**2 - 1.0 - skewness * u
     s /= s.std(axis=0)
 
-    # All pairs from moments: residuals of every coordinate on every other took a third of a bridge
-    # of a hundred coordinates. What i leaves of j is u_j − ρu_i − βs_i, of variance v.
+    # All pairs from moments: residuals of every coordinate on every other took half of a fit of a
+    # hundred coordinates. What i leaves of j is u_j − ρu_i − βs_i, of variance v.
     def moments(of_i: np.ndarray, of_j: np.ndarray) -> Float[np.ndarray, "d d"]:
         return of_i.T @ of_j / n
 
@@ -442,8 +442,8 @@ def _significant(
     """
     one = len(lines) - 1
     # All products z_i z_j, and all z_i as products with one, only to see which are worth a look:
-    # with White's variance of each and in double precision this was half of a bridge of a hundred
-    # coordinates.
+    # with White's variance of each and in double precision this was two fifths of a fit of a
+    # hundred coordinates.
     product = (lines * series.astype(lines.dtype)) @ lines.T
     same = np.arange(one)
     product[same, same] -= product[one, one]
