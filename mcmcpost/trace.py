@@ -108,8 +108,8 @@ def not_finite(
     # own.
     if lengths.min() and (bad == (np.arange(bad.shape[1]) >= lengths[:, None])).all():
         cure = (
-            f"Chains of different lengths, {lengths.tolist()} draws, are padded so: take the "
-            f"draws of each. {ADDED}"
+            f"Chains of different lengths, {lengths.tolist()} draws, are padded so: keep the draws "
+            f"of all, tree.isel(draw=slice({lengths.min()})). {ADDED}"
         )
     return InputError(where, "finite draws", got, cure)
 

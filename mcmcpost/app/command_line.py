@@ -263,26 +263,22 @@ def reduce(
             named_scalars(example, posterior_variables(example), selection)
 
         beside, option = diagnostics or [], options.with_data(option, data)
+        # Means alone need sums, which add whatever the lengths: a file each, no draw is left out.
+        of_sums = not beyond and len(sources) > 1 and len(beside) in (0, len(sources))
         try:
-            tree = open_source(
-                sources,
-                model,
-                given,
-                option,
-                allow_bad_scores=allow_bad_scores,
-                diagnostics=beside,
-                ask=ask,
-            )
-        except UnequalChains:
-            if len(sources) == 1 or len(beside) not in (0, len(sources)):
-                raise
-            if beyond:
-                cure = (
-                    "Means of chains of any lengths are added: leave these options out, or cut all "
-                    "to one length, load_tree(file).isel(draw=slice(n))."
+            with warnings.catch_warnings():
+                if of_sums:
+                    warnings.simplefilter("error", UnequalChains)
+                tree = open_source(
+                    sources,
+                    model,
+                    given,
+                    option,
+                    allow_bad_scores=allow_bad_scores,
+                    diagnostics=beside,
+                    ask=ask,
                 )
-                where = "--quantile, --ci, --spread, --elpd"
-                raise InputError(where, "chains of one length", "several", cure) from None
+        except UnequalChains:
             say(
                 "note",
                 "chains of different lengths: each trace is summed, and weighs as many draws "

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mcmcpost.core.errors import ADDED, InputError, InputTypeError, UnequalChains, fault
+from mcmcpost.core.errors import ADDED, InputError, InputTypeError, fault
 from mcmcpost.core.runtime import did_you_mean
 
 
@@ -53,7 +53,7 @@ def as_real(where: str, name: str, values: Any) -> np.ndarray:
         cure = "Give every chain as many draws, and every draw as many values."
         lengths = [len(each) if hasattr(each, "__len__") else 1 for each in values]
         if name in ("draws", "scores") and len(set(lengths)) > 1:
-            raise UnequalChains(
+            raise InputError(
                 where, f"`{name}` with chains of one length", lengths, ADDED
             ) from error
         raise InputError(where, f"`{name}` to be one array", str(error), cure) from error

@@ -9,7 +9,7 @@ import functools
 import re
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
 
@@ -25,10 +25,6 @@ class InputError(ValueError):
         self, where: str, expected: str | None = None, got: object = None, cure: str = ""
     ) -> None:
         super().__init__(where if expected is None else fault(where, expected, got, cure))
-
-
-class UnequalChains(InputError):
-    """Chains differ in length, so that no one array holds them; sums of each, which add, do."""
 
 
 class InputTypeError(TypeError):
@@ -51,7 +47,7 @@ class MissingPackageError(ImportError):
 
 
 ADDED = (
-    "Chains of any lengths are added, each with its own weight: "
+    "Means of all draws come from sums, which add whatever the lengths: "
     "mp.expectation(mp.moments(one) + mp.moments(other)), on the command line mcmcpost reduce "
     "ONE OTHER, a file for each length."
 )
@@ -184,3 +180,17 @@ def warn(message: str, category: type[Warning] = UserWarning) -> None:
     ]
     inside = (_PACKAGE, *(str(folder.parent) for folder in folders), "<@beartype(")
     warnings.warn(message, category, skip_file_prefixes=inside)
+
+
+class UnequalChains(UserWarning):
+    """Chains differ in length, and draws that not all of them have are left out."""
+
+
+def shortest(where: str, lengths: Sequence[int]) -> int:
+    """Return how many draws all chains have, and warn of those that are left out."""
+    least = min(lengths)
+    if left := sum(lengths) - least * len(lengths):
+        text = f"{where}: chains of {', '.join(map(str, lengths))} draws. The first {least} of each"
+        share = f"{left} of {sum(lengths)} draws are left out"
+        warn(f"{text} are kept, {share}. {ADDED}", UnequalChains)
+    return least

@@ -84,15 +84,15 @@ def load_tree(
     ImportError : dask, the extra `dask`, is not installed, and `lazy` asks for it.
     ValueError : `path` is not a netCDF or Zarr tree, or is truncated; a Zarr folder is not written
         to its end; a table holds what is not a number, a gradient without its parameter, gradients
-        of some elements of an array only, a column or a draw twice, rows longer than its header, or
-        chains of different lengths; a pipe; a file whose groups contain themselves, or whose
+        of some elements of an array only, a column or a draw twice, or rows longer than its header;
+        a pipe; a file whose groups contain themselves, or whose
         variables are larger than memory; several files that differ in groups, variables, shapes,
         labels or data, or hold one chain twice; JSON of another kind, or of several evidences.
 
     Warns
     -----
     UserWarning : a column without a gradient looks like a parameter, since it varies without those
-        that have one.
+        that have one; chains differ in length, and are cut to the shortest.
     """
     check_flags("load_tree", lazy=lazy)
     if lazy and find_spec("dask") is None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mcmcpost.core.errors import ADDED, InputError, UnequalChains
+from mcmcpost.core.errors import InputError, shortest
 from mcmcpost.trace import repeated_draws
 from mcmcpost.trees.convention import LOWER, MEAN, TEMPERATURE, telling_draws
 
@@ -37,7 +37,7 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
 
     # Compared before they are joined: xarray fills what does not match with NaN, and a trace of
     # half NaN would go on.
-    groups_of = [_groups(tree) for tree in trees]
+    groups_of = _of_one_length([_groups(tree) for tree in trees])
     first, *others = groups_of
     for name, other in zip(names[1:], others, strict=True):
         _check_same_groups(names[0], first, name, other)
@@ -74,6 +74,30 @@ def join_chains(names: Sequence[str], trees: "Sequence[xarray.DataTree]") -> "xa
 def _groups(tree: "xarray.DataTree") -> "dict[str, xarray.Dataset]":
     """Return the groups of a tree by their paths, those inside groups and the root too."""
     return {node.path.strip("/") or "/": node.to_dataset(inherit=False) for node in tree.subtree}
+
+
+def _of_one_length(
+    groups_of: "list[dict[str, xarray.Dataset]]",
+) -> "list[dict[str, xarray.Dataset]]":
+    """Return the groups with the draws that the posteriors of all trees have."""
+    posteriors = [groups.get("posterior") for groups in groups_of]
+    lengths = [
+        dataset.sizes["draw"]
+        for dataset in posteriors
+        # A ladder has no sums to which the other draws could go, and is refused.
+        if dataset is not None and "draw" in dataset.dims and TEMPERATURE not in dataset.dims
+    ]
+    if len(lengths) < len(posteriors) or len(set(lengths)) == 1:
+        return groups_of
+    kept = slice(shortest(WHERE, lengths))
+    return [
+        {
+            # A warm-up, whatever its length, is not of these draws.
+            name: dataset.isel(draw=kept) if dataset.sizes.get("draw") == length else dataset
+            for name, dataset in groups.items()
+        }
+        for groups, length in zip(groups_of, lengths, strict=True)
+    ]
 
 
 def _common(attrs: Sequence[Mapping[Hashable, Any]]) -> dict[Hashable, Any]:
@@ -119,10 +143,6 @@ def _check_same_groups(
             {dim: size for dim, size in dataset.sizes.items() if dim != "chain"}
             for dataset in (ours, theirs)
         ]
-        # there are no sums of ladders
-        if sizes[0].get("draw") != sizes[1].get("draw") and TEMPERATURE not in sizes[0]:
-            got = f"{sizes[0].get('draw')} draws in {one} and {sizes[1].get('draw')} in {name}"
-            raise UnequalChains(WHERE, f"chains of one length in {group}", got, ADDED)
         if sizes[0] != sizes[1]:
             raise InputError(
                 WHERE, f"{group} of the sizes {sizes[0]}, as in {one}, in {name}", sizes[1], cure

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from mcmcpost.core.arguments import as_path, check_flags, check_kind, missing_file
-from mcmcpost.core.errors import InputError, MissingPackageError, fault, warn
+from mcmcpost.core.errors import InputError, MissingPackageError, fault, shortest, warn
 from mcmcpost.core.precision import digits_of_text
 from mcmcpost.core.runtime import version_of
 from mcmcpost.trace import Trace, check_same_order, make_trace
@@ -20,7 +20,6 @@ from mcmcpost.trees.convention import GROUP, posterior_sites, sample_dataset, wi
 from mcmcpost.trees.diagnostics import RowDensity, gate, gate_attrs
 from mcmcpost.trees.tables import (
     STATISTICS,
-    check_equal_lengths,
     posterior_tree,
     sampler_statistics,
 )
@@ -624,7 +623,7 @@ def _read(path: Path) -> _File:
 
 
 def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
-    check_equal_lengths(_WHERE, [len(chain.table) for chain in chains])
+    least = shortest(_WHERE, [len(chain.table) for chain in chains])
     labels = {str(chain.path): parameters for chain, parameters in zip(chains, names, strict=True)}
     check_same_order(_WHERE, labels)
     for path, parameters in labels.items():
@@ -638,18 +637,19 @@ def _check_chains(chains: list[_File], names: list[tuple[str, ...]]) -> None:
     # A chain that is given twice, under one path or as a copy.
     # Both are wrong alike: the draws would count twice.
     for one, other in itertools.combinations(chains, 2):
-        if one.table.equals(other.table):
+        if one.table[:least].equals(other.table[:least]):
             got = f"the same draws in {one.path} and {other.path}"
             raise InputError(_WHERE, "every chain once", got, "Leave one out.")
 
 
 def _stack(chains: list[_File]) -> dict[str, np.ndarray]:
-    """Return the columns (c, n) that all chains have."""
+    """Return the columns (c, n) that all chains have, of the draws that all have."""
+    least = min(len(chain.table) for chain in chains)
     shared = [
         name for name in chains[0].table.columns if all(name in chain.table for chain in chains)
     ]
     return {
-        name: np.stack([chain.table[name].to_numpy(np.float64) for chain in chains])
+        name: np.stack([chain.table[name].to_numpy(np.float64)[:least] for chain in chains])
         for name in shared
     }
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from mcmcpost.core.errors import ADDED, InputError, UnequalChains, warn
+from mcmcpost.core.errors import InputError, shortest, warn
 from mcmcpost.core.mcse import mcse_mean
 from mcmcpost.trace import Trace, make_trace
 from mcmcpost.trees.convention import GROUP, LOG_WEIGHT, NUM_LIVE, sample_dataset, with_trace
@@ -105,12 +105,6 @@ def _from_one(columns: Iterable[str]) -> list[str]:
             least.get(match["name"], 1), *map(int, match["index"].split(","))
         )
     return [name for name, first in least.items() if first == 1]
-
-
-def check_equal_lengths(where: str, lengths: Sequence[int]) -> None:
-    """Refuse chains of different lengths."""
-    if len(set(lengths)) > 1:
-        raise UnequalChains(where, "chains of one length", list(lengths), ADDED)
 
 
 STATISTICS = {
@@ -431,5 +425,5 @@ def _chains(
         # Rows may be sorted by value; folds and autocorrelations need the order of the chain.
         table = table.sort_values(place["draw"], kind="stable")
     chains = [chain for _, chain in table.groupby(place["chain"])] if "chain" in place else [table]
-    check_equal_lengths(f"{_WHERE}, {path}", [len(chain) for chain in chains])
-    return chains
+    least = shortest(f"{_WHERE}, {path}", [len(chain) for chain in chains])
+    return [chain.iloc[:least] for chain in chains]

@@ -62,11 +62,10 @@ TABLES = [
     ("part of Stan's array", "t.1,t.2,gradient_t.2\n1,2,3\n4,5,6\n", "gradient_t\\.1"),
     ("a draw twice", OK + "1,1,0,0\n", "got chain 1 draw 1 twice. Number the draws of each"),
     ("chains without their numbers", "draw,a\n0,1\n1,2\n0,3\n1,4\n", "add a column `chain`"),
-    ("chains of two lengths", OK + "1,2,0,0\n", "chains of one length"),
     ("chains that are words", OK.replace("\n1,", "\nb,"), "other values in chain"),
     ("chains that are no integers", OK.replace("\n1,", "\n0.5,"), "whole numbers in `chain`"),
     ("a chain that is missing", OK.replace("\n1,0", "\n,0"), "whole numbers in `chain`"),
-    ("chains under a capital", OK.replace("chain", "Chain") + "1,2,0,0\n", "chains of one length"),
+    ("chains under a capital", OK.replace("chain", "Chain") + "1,1,0,0\n", "got Chain 1 draw 1"),
     ("an element under two names", "t[1],t.1\n1,2\n3,4\n", "each element of t once"),
     (
         "infinite draws",
