@@ -494,6 +494,10 @@ taken at once."""
 EXPLAINED = 0.98
 """R² below which a polynomial does not stand for a quantity."""
 
+HOPELESS = 0.3
+"""Share of the variance that a quadratic of `MOST_PLACES` coordinates leaves, from which on no
+cubic of them is fitted."""
+
 COMPLETE = 1e-7
 """Share of the variance that need not be explained."""
 
@@ -541,10 +545,11 @@ def _surrogate(
     these are chosen."""
     strongest = np.argsort(-np.abs(along), kind="stable")[: MOST_PLACES // 2]
     places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_PART * np.abs(along).max()]
+    # The span of their quadratics grows by one coordinate at a time, orthonormal: each regression
+    # anew took half of the time of 609 quantiles of a model with 103 parameters.
+    span = np.linalg.qr(_powers(z[:, places], _monomials(len(places), 2)))[0]
+    left = f - span @ (span.T @ f)
     while True:
-        terms = _monomials(len(places), 2)
-        basis = _powers(z[:, places], terms)
-        left = f - basis @ np.linalg.lstsq(basis, f, rcond=None)[0]
         # What is still missing shows by itself, or in its product with what is there, as a log
         # scale in that with z.
         others = np.setdiff1d(np.arange(z.shape[1]), places)
@@ -555,7 +560,18 @@ def _surrogate(
         largest = seen.max(axis=0)
         if largest.max() < BEYOND_CHANCE:
             break
-        places.append(int(others[largest.argmax()]))
+        chosen = int(others[largest.argmax()])
+        beside = np.concatenate([np.ones((len(z), 1)), z[:, [*places, chosen]]], axis=1)
+        new = z[:, [chosen]] * beside
+        for _ in range(2):  # the second time for what rounding leaves
+            new -= span @ (span.T @ new)
+        new = np.linalg.qr(new)[0]
+        span = np.concatenate([span, new], axis=1)
+        left -= new @ (new.T @ left)
+        places.append(chosen)
+    # A sum over many coordinates, of which a cubic of a few would hardly tell more.
+    if len(places) == MOST_PLACES and left @ left > HOPELESS * len(f):
+        return None
     real = problem.counts > 0
     z, f = _columns(problem, places), problem.values[:, column]
     enough = problem.num_states // DRAWS_PER_TERM
