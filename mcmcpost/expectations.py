@@ -32,7 +32,7 @@ from mcmcpost.control import (
     pool,
     repeated_chain,
     stored_estimate,
-    with_worth,
+    with_sampling_cost,
 )
 from mcmcpost.core.arguments import (
     as_names,
@@ -575,7 +575,7 @@ def answer(question: Question, fits: Fits | None = None) -> Estimate:
     if question.margins:
         estimate = in_float64(by_margins)(estimate, sample, question.margins, method, options)
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
-    return estimate if question.seconds is None else with_worth(estimate, question.seconds)
+    return estimate if question.seconds is None else with_sampling_cost(estimate, question.seconds)
 
 
 LOG_LIKELIHOOD = "log_likelihood"

@@ -26,7 +26,7 @@ from mcmcpost.control import (
     fingerprints_of,
     stored_moments,
     sums_of,
-    with_worth,
+    with_sampling_cost,
 )
 from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
 from mcmcpost.control.estimate import rescaled, side_by_side
@@ -251,7 +251,7 @@ def _estimated(trace: TraceMoments, options: Options) -> Estimate:
     estimate = in_float64(trace.estimate)(options)
     warn_of_contradiction(contradicted(estimate, known=trace.bad_scores))
     warn_of_parts("The sums", estimate.info.get("apart", ()))
-    return estimate if trace.seconds is None else with_worth(estimate, trace.seconds)
+    return estimate if trace.seconds is None else with_sampling_cost(estimate, trace.seconds)
 
 
 def places_named(known: Sequence[str], name: str) -> list[int]:
@@ -305,12 +305,12 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
 
 
 def problem_of(
-    trace: Trace, values: Float[np.ndarray, "c n p"], some: slice
+    trace: Trace, values: Float[np.ndarray, "c n p"], rows: slice
 ) -> tuple[Problem, Float[np.ndarray, "c m p"]]:
     """Return the problem of some of the draws, in units that other traces have too, and the values
     there, finite."""
     draws, scores, values = (
-        np.asarray(array[:, some]) for array in (trace.draws, trace.scores, values)
+        np.asarray(array[:, rows]) for array in (trace.draws, trace.scores, values)
     )
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
     # Powers of two: those of two traces are the same, or twice as large, and rounding does not

@@ -236,7 +236,7 @@ def reduce(
         from mcmcpost.app.commands import Beyond, estimates_text, reduce_tree, sum_traces, tree_with
         from mcmcpost.app.edge import phase, say
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.quantities import Asked, named_scalars
+        from mcmcpost.app.quantities import Selection, named_scalars
         from mcmcpost.app.source import keeping, open_source, refuse_evidence
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.core.errors import UnequalChains
@@ -245,7 +245,7 @@ def reduce(
 
         # Everything that was typed is parsed before a file is opened: a misspelt expression must
         # not cost a run.
-        selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        selection = Selection(parse_expressions(expect or []), var_names, filter_vars)
         chosen = method.value
         probabilities = check_probabilities(quantile) if quantile else None
         beyond = Beyond(
@@ -295,7 +295,7 @@ def reduce(
             tree = sum_traces(
                 traces, None, selection, chosen, model, option, allow_bad_scores
             ).to_datatree()
-            selection, chosen = Asked({}, None, None), options.MethodName.AUTO.value
+            selection, chosen = Selection({}, None, None), options.MethodName.AUTO.value
         refuse_evidence(sources[0], tree)
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, selection, beyond, chosen, allow_bad_scores)
@@ -349,11 +349,11 @@ def moments(
         from mcmcpost.app.commands import sum_traces, summed_expressions, sums_with_expressions
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.quantities import Asked
+        from mcmcpost.app.quantities import Selection
         from mcmcpost.core.runtime import counts_text
 
         expressions = expect or summed_expressions(append)
-        selection = Asked(parse_expressions(expressions), var_names, filter_vars)
+        selection = Selection(parse_expressions(expressions), var_names, filter_vars)
         check_output(output)
         # The same draws twice would halve the variance of every error.
         check_distinct("moments", list(map(os.path.realpath, sources)), "traces")
@@ -554,14 +554,14 @@ def report(
     with _program() as out:
         from mcmcpost.app.commands import report_facts, report_line
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.quantities import Asked
+        from mcmcpost.app.quantities import Selection
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.distributions import resolve_interval
 
         facts = report_facts(
             trace,
             output,
-            Asked(parse_expressions(expect or []), var_names, filter_vars),
+            Selection(parse_expressions(expect or []), var_names, filter_vars),
             method.value,
             model=model,
             options=options.with_data(option, data),

@@ -32,7 +32,13 @@ from mcmcpost.app.edge import (
 from mcmcpost.app.info import evidence_line
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
-from mcmcpost.app.quantities import Asked, chosen_names, named_scalars, say_left_out, where_they_are
+from mcmcpost.app.quantities import (
+    Selection,
+    chosen_names,
+    named_scalars,
+    say_left_out,
+    where_they_are,
+)
 from mcmcpost.app.source import check_memory, keeping, load_trace, refuse_sums
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
@@ -105,16 +111,20 @@ class Reduced(NamedTuple):
 
 
 def reduce_tree(
-    tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: str, allow_bad_scores: bool
+    tree: "xarray.DataTree",
+    selection: Selection,
+    beyond: Beyond,
+    method: str,
+    allow_bad_scores: bool,
 ) -> Reduced:
     """Return the expectations of every quantity, and what else is asked for."""
     if (sums := as_moments(tree)) is not None:
-        return Reduced(_of_sums(sums, asked, method, bool(beyond), allow_bad_scores))
+        return Reduced(_of_sums(sums, selection, method, bool(beyond), allow_bad_scores))
     variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
     with phase("score gate"):
         integrands = where_they_are if is_summed(tree, method, options) else named_scalars
-        answers = Answers.of(tree, integrands(tree, variables, asked), method, options)
+        answers = Answers.of(tree, integrands(tree, variables, selection), method, options)
     if note := answers.question.convergence.note:
         say("note", note)
     others: dict[str, Estimate] = {}
@@ -132,7 +142,7 @@ def reduce_tree(
     since = stopwatch()
     with phase("control variates"):
         means = answers.expectation()
-    say_worth(means, since())
+    say_sampling_cost(means, since())
     if beyond.probabilities is None and beyond.interval is None:
         return Reduced(means, others)
     with phase("quantiles"):
@@ -176,7 +186,7 @@ def _say_influential(elpd: Estimate) -> None:
 
 
 def _of_sums(
-    sums: TraceMoments, selection: Asked, method: str, more: bool, allow_bad_scores: bool
+    sums: TraceMoments, selection: Selection, method: str, more: bool, allow_bad_scores: bool
 ) -> Estimate:
     """Return the expectations of the quantities that were summed; more : whether more than means is
     asked for."""
@@ -218,7 +228,7 @@ def sums_with_expressions(sums: TraceMoments, expressions: list[str]) -> "xarray
 def sum_traces(
     sources: Sequence[Sequence[Path]],
     before: Path | None,
-    asked: Asked,
+    selection: Selection,
     method: str,
     model: Path | None,
     option: list[str] | None,
@@ -253,9 +263,13 @@ def sum_traces(
             )
         variables = posterior_variables(tree)
         say_left_out(variables)
-        integrands: Any = where_they_are(tree, variables, asked)
+        integrands: Any = where_they_are(tree, variables, selection)
         names = () if total is None else total.features.names
-        if before is not None and asked.names is None and set(asked.expressions) <= set(names):
+        if (
+            before is not None
+            and selection.names is None
+            and set(selection.expressions) <= set(names)
+        ):
             # What is summed is that of the file; `moments` names what no variable gives.
             integrands = (
                 {name: integrands[name] for name in names if name in integrands} or None
@@ -271,7 +285,7 @@ def sum_traces(
     return total
 
 
-def say_worth(estimate: Estimate, seconds: float) -> None:
+def say_sampling_cost(estimate: Estimate, seconds: float) -> None:
     """Say what a reduction that took so long is worth, where the trace records the time of its
     sampling."""
     if sentence := estimate.info.get("worth"):
@@ -554,17 +568,17 @@ def sample_ladder(
     return tree
 
 
-def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
+def compare(evidences: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
     """Return the comparison of several evidences; those that are undefined are left out of it,
     which is said."""
     # NaN of one model would make the probabilities of all of them NaN.
     known = {
         name: evidence
-        for name, evidence in found.items()
+        for name, evidence in evidences.items()
         if np.isfinite([evidence.value, evidence.error]).all()
     }
-    lost = [name for name in found if name not in known]
-    if lost and len(found) > 1:
+    lost = [name for name in evidences if name not in known]
+    if lost and len(evidences) > 1:
         say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
     return mcmcpost.compare_evidence(known) if len(known) > 1 else None
 
@@ -633,7 +647,7 @@ def comparison_text(comparison: "EvidenceComparison") -> str:
 def report_facts(
     trace: Path,
     output: Path,
-    asked: Asked,
+    selection: Selection,
     method: str,
     *,
     model: Path | None,
@@ -665,8 +679,8 @@ def report_facts(
             say_left_out(subject.variables)
             settings = Options(allow_bad_scores=allow_bad_scores)
             chosen = where_they_are if is_summed(subject.tree, method, settings) else named_scalars
-            scalars = chosen(subject.tree, subject.variables, asked)
-        elif asked.expressions or asked.names:
+            scalars = chosen(subject.tree, subject.variables, selection)
+        elif selection.expressions or selection.names:
             cure = "Report the trace or ladder that it is of."
             raise InputError(
                 "report",
@@ -701,7 +715,7 @@ def report_facts(
         "notices": list(contents.notices),
     }
     if (posterior := contents.posterior) is not None:
-        say_worth(posterior.estimate, took)
+        say_sampling_cost(posterior.estimate, took)
         estimates = [
             estimate
             for estimate in (posterior.estimate, posterior.quantiles, posterior.intervals)

@@ -22,9 +22,9 @@ from jaxtyping import Float
 from mcmcpost.app.canvas import matrix_size, require, rows_height
 from mcmcpost.app.contents import (
     Contents,
-    EvidencePart,
+    EvidenceSection,
     Group,
-    PosteriorPart,
+    PosteriorSection,
     answers,
     convergence_note,
     convergence_rows,
@@ -196,25 +196,29 @@ WIDTH = 5.4
 """Width of most figures in inches, whose text can still be read on the screen of a telephone."""
 
 
-def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, Drawing]:
+def posterior_drawings(section: PosteriorSection, order: Sequence[str]) -> dict[str, Drawing]:
     """Return the figures of one trace by section: forest, gain, autocorrelation, scores.
 
     order : the names of the quantities as the tables list them; the first ones are drawn.
     """
     # In the order of the tables, which are regrouped: a figure and its table start alike.
-    places = np.array([part.estimate.names.index(name) for name in order[:MOST_ROWS]], dtype=int)
-    head, values, shown = part.estimate.select(places), columns_of(part.values, places), len(order)
+    places = np.array([section.estimate.names.index(name) for name in order[:MOST_ROWS]], dtype=int)
+    head, values, shown = (
+        section.estimate.select(places),
+        columns_of(section.values, places),
+        len(order),
+    )
     size = (WIDTH, rows_height(len(places)))
-    part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
-    d = len(part.parameters)
-    part_of_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
+    truncated = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
+    d = len(section.parameters)
+    truncated_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
     drawings = {
         "forest": draw(
             "forest",
             "Plain and controlled estimates",
             "For each quantity the plain mean and the controlled mean, with intervals of two "
             "standard errors, measured from the controlled mean in posterior standard "
-            f"deviations.{_widest(head)}{part_of}",
+            f"deviations.{_widest(head)}{truncated}",
             size,
             lambda axes: plot_controlled_forest(head, axes),
         ),
@@ -222,7 +226,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             "gain",
             "Gain per quantity",
             f"Bars of the factor of draws saved, on a logarithmic axis."
-            f" {headline(part.estimate.status, part.estimate.gain)}{part_of}",
+            f" {headline(section.estimate.status, section.estimate.gain)}{truncated}",
             size,
             lambda axes: plot_gain(head, axes),
         ),
@@ -230,10 +234,10 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             "scores",
             "Tests of the scores",
             "The absolute z of each test of Stein's identity for each parameter; up to "
-            f"{significant(part.check.threshold, 3)} passes. Verdict: "
-            f"{part.check.verdict}.{part_of_scores}",
+            f"{significant(section.check.threshold, 3)} passes. Verdict: "
+            f"{section.check.verdict}.{truncated_scores}",
             (WIDTH, rows_height(min(d, MOST_ROWS))),
-            lambda axes: plot_score_check(part.check, part.parameters, axes, rows=MOST_ROWS),
+            lambda axes: plot_score_check(section.check, section.parameters, axes, rows=MOST_ROWS),
         ),
     }
     # Of sums there are residuals of runs only, which are long beside the autocorrelation.
@@ -243,7 +247,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             "Autocorrelation of integrands and residuals",
             "Autocorrelation against lag, averaged over chains: dashed for the integrands, "
             "solid for what the control variate leaves of them; thick lines are medians over "
-            f"the quantities.{part_of}",
+            f"the quantities.{truncated}",
             (WIDTH, 3.2),
             lambda axes: plot_residual_autocorrelation(head, values, axes),
         )
@@ -636,7 +640,7 @@ def gather(
         notices += [
             text for text in (convergence.complaint, convergence.note, check.message) if text
         ]
-        posterior = PosteriorPart(
+        posterior = PosteriorSection(
             estimate,
             question.sample.values,
             answers.size,
@@ -657,7 +661,7 @@ def gather(
     tables = (
         None
         if evidence is None
-        else EvidencePart(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
+        else EvidenceSection(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
     )
     return Contents(
         title=title,

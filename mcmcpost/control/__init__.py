@@ -12,7 +12,7 @@ from mcmcpost.control.estimate import (
     pool,
     repeated_chain,
     stored_estimate,
-    with_worth,
+    with_sampling_cost,
 )
 from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.structure import structure_of
@@ -99,5 +99,5 @@ __all__ = [
     "structure_of",
     "sums_of",
     "tail_inflation",
-    "with_worth",
+    "with_sampling_cost",
 ]

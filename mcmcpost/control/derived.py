@@ -70,7 +70,7 @@ def expand(
         input_covariance = np.nan_to_num(
             covariance[formula.inputs[:, :, None], formula.inputs[:, None, :]]
         )
-        value, own_slope, moment = map(
+        value, slope_of_inputs, moment = map(
             np.asarray,
             _program_of(formula.function, formula.steps)(point[formula.inputs], input_covariance),
         )
@@ -78,7 +78,7 @@ def expand(
         values.append(value)
         wide = np.zeros((len(formula.names), len(point)))
         # `add.at`: a function may use one expectation twice, as corr(x, x) does.
-        np.add.at(wide, (np.arange(len(wide))[:, None], formula.inputs), own_slope)
+        np.add.at(wide, (np.arange(len(wide))[:, None], formula.inputs), slope_of_inputs)
         slopes.append(wide)
     value, slope = np.concatenate(values), np.concatenate(slopes)
     # A slope that is not finite has no linear part: the quantity is undefined, not exact.
@@ -428,14 +428,14 @@ class Pairs(NamedTuple):
 
     names : of both. one, two : (r,) which integrands a product is of. smooth : the spreads as
         functions of them.
-    asked : (2, q) the integrands of each spread.
+    pairs : (2, q) the integrands of each spread.
     """
 
     names: tuple[str, ...]
     one: Int[np.ndarray, " r"]
     two: Int[np.ndarray, " r"]
     smooth: Smooth
-    asked: Int[np.ndarray, "two q"]
+    pairs: Int[np.ndarray, "two q"]
 
     @classmethod
     def of(cls, kind: Kind, names: tuple[str, ...]) -> "Pairs":
@@ -463,7 +463,7 @@ class Pairs(NamedTuple):
 
     def unit(self, kind: Kind, sd: Float[np.ndarray, " p"]) -> Float[np.ndarray, " q"]:
         """Return the unit of each spread, from those of the integrands."""
-        one, two = self.asked
+        one, two = self.pairs
         # A root for each factor: the product of two units may overflow where the quantity does not.
         return np.sqrt(sd[one] ** kind.power) * np.sqrt(sd[two] ** kind.power)
 

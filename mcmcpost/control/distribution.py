@@ -485,19 +485,22 @@ class Distribution(NamedTuple):
             if marginal is None or not marginal.fields:
                 direct += members.tolist()
             elif len(members):
-                own_steps = self._steps(j, marginal, thresholds[j])
-                own_doubt = self._doubt(j, marginal, thresholds[j], own_steps)
+                marginal_steps = self._steps(j, marginal, thresholds[j])
+                marginal_doubt = self._doubt(j, marginal, thresholds[j], marginal_steps)
                 if shared:
                     fields = {
-                        name: Splines.of(problem, field, own_steps)
+                        name: Splines.of(problem, field, marginal_steps)
                         for name, field in marginal.fields.items()
                     }
                     splines.append((members, fields))
-                    doubt[members] = np.linalg.norm(own_doubt)
+                    doubt[members] = np.linalg.norm(marginal_doubt)
                 else:
                     splines.append((members, marginal.splines))
                     columns = events.columns[members] - j * each
-                    steps[members], doubt[members] = own_steps[columns], own_doubt[columns]
+                    steps[members], doubt[members] = (
+                        marginal_steps[columns],
+                        marginal_doubt[columns],
+                    )
         best = crossfit_functions(problem, splines, plain, None if shared else steps)
         # Where no draw is on the wrong side of a step, residuals show nothing.
         controlled = np.array([status is not Status.PLAIN for status in best.status])
@@ -623,9 +626,9 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         # may be 15 % off.
         change = change_error = np.zeros(len(at))
         if not marginal.certain:
-            own_value = problem.values[problem.inverse, 0].reshape(series.shape)
+            quantity_values = problem.values[problem.inverse, 0].reshape(series.shape)
             change, change_error = density_of_leftover(
-                own_value, value[..., 0], h, sample.trace.weights
+                quantity_values, value[..., 0], h, sample.trace.weights
             )
         products = Sample.of(
             sample.trace,

@@ -369,7 +369,7 @@ def by_coordinate(
     left = np.flatnonzero(lowest > ROUNDING**2)
     if not len(left):
         return {}
-    places = coordinate_of(problem.select(left), lowest[left] / WORTH)
+    places = coordinate_of(problem.select(left), lowest[left] / LEAST_GAIN)
     # A coordinate itself is what the linear families are for; there may be hundreds.
     places = np.where(_is_itself(problem, left, places), -1, places)
     return {int(j): left[places == j] for j in np.unique(places) if j >= 0}
@@ -613,7 +613,7 @@ def _up_to_last(
     )
 
 
-WORTH = 2.0
+LEAST_GAIN = 2.0
 """Factor by which a function of a coordinate must be able to lower the error variance to be
 tried."""
 

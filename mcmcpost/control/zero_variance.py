@@ -27,8 +27,8 @@ from mcmcpost.control.linear import (
     LinearFit,
     LinearFits,
     LinearSystem,
-    Part,
     Solver,
+    Subsystem,
     affordable,
     centred_system,
     choose_families,
@@ -225,7 +225,7 @@ class ZeroVariance(AbstractControlVariate):
                 (
                     group,
                     Solver(system, strengths[group[0]], size, size).fit(
-                        Part.of(system, size, group), halves=True
+                        Subsystem.of(system, size, group), halves=True
                     ),
                 )
                 for group in groups

@@ -182,7 +182,7 @@ def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"
     return varies
 
 
-PART = 1e-3
+SHARE = 1e-3
 """Part of their spread by which two series that are the same may differ, however few digits they
 have."""
 
@@ -191,7 +191,7 @@ def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"
     """Return whether two finite series differ nowhere by more than their rounding."""
     gap, size = np.abs(one - two).max(), np.abs(one).max()
     if gap > ROUNDINGS * np.finfo(np.float64).eps * size:
-        near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, PART * np.ptp(one))
+        near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, SHARE * np.ptp(one))
         return bool(near and _is_single(one) and _is_single(two))
     return True
 

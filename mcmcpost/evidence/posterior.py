@@ -334,7 +334,7 @@ def estimate_from_posterior(
             size["modes"] = f"{NOT_SEARCHED}: far from them the density raises {error}"
         else:
             gradients += search.num_gradients
-            size["modes"] = _what_was_found(search, names)
+            size["modes"] = _mode_search_text(search, names)
             if search.missed:
                 ordered = [_refuse(e, size["modes"]) for e in ordered]
     size |= {"densities": densities, "gradients": gradients}
@@ -369,7 +369,7 @@ def _far_out(
 NOT_SEARCHED = "modes that no draw has visited were not looked for"
 
 
-def _what_was_found(search: ModeSearch, names: tuple[str, ...]) -> str:
+def _mode_search_text(search: ModeSearch, names: tuple[str, ...]) -> str:
     """Return in one sentence what was looked for outside the draws, and what was there."""
     climbs = f"{search.num_starts} climbs from {DISTANCES[0]:g} to {DISTANCES[-1]:g} sd away"
     if not search.missed:

@@ -68,7 +68,7 @@ def diagnose(
     z_mean: Float[np.ndarray, " d"],
     z_product: Float[np.ndarray, "d d"],
     threshold: float,
-    apart: Bool[np.ndarray, " d"],
+    unconverged: Bool[np.ndarray, " d"],
 ) -> Finding:
     """Name the cause of failed tests: first a known mistake, then one without repair, then chains
     that disagree.
@@ -77,17 +77,17 @@ def diagnose(
     ----------
     trace : draws and finite scores (c, n, d).
     z_mean, z_product, threshold : as in `ScoreCheck`.
-    apart : (d,) coordinates whose chains disagree.
+    unconverged : (d,) coordinates whose chains disagree.
     """
     z_given = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
     failing = z_given > threshold
     # First: scores of the draw before, in a chain with memory, can look as if they lacked a
     # log-Jacobian.
-    if failing.any() and not apart.any() and (rows := _rows(trace, threshold)) is not None:
+    if failing.any() and not unconverged.any() and (rows := _rows(trace, threshold)) is not None:
         return rows
     # Chains that have not met fail these tests with correct scores: then only a gross failure is
     # called a mistake.
-    needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
+    needed = threshold * (_UNCONVERGED_FACTOR if unconverged.any() else 1.0)
     suspects = [int(j) for j in np.flatnonzero(z_given > needed)[:_MOST_DIAGNOSED]]
     alone = given_others(trace.draws)
     explained = {
@@ -117,7 +117,7 @@ def diagnose(
             return common
     if mistakes:
         return _mistake(trace.names, mistakes)
-    if scaled and not apart.any() and np.isin(np.flatnonzero(failing), scaled).all():
+    if scaled and not unconverged.any() and np.isin(np.flatnonzero(failing), scaled).all():
         return _units(trace, scaled)
     # Draws that are all the same have constant scores too, and another message.
     stuck = np.ptp(trace.draws, axis=(0, 1)) == 0
@@ -132,8 +132,8 @@ def diagnose(
             "constant",
             "are constant: the density has no slope to use",
         )
-    if apart.any():
-        said = f"the chains disagree on {listed(trace.names, apart)}"
+    if unconverged.any():
+        said = f"the chains disagree on {listed(trace.names, unconverged)}"
         return _disagree("every draw is the same" if stuck.all() else said)
     if bounded:
         which = np.isin(np.arange(len(trace.names)), bounded)

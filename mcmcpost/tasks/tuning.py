@@ -541,7 +541,7 @@ def tune_tasks(
         return starts[0], model.nugget or DEFAULT_NUGGET
     # An evaluation costs m³; and at least twice as many rows as unpenalised columns, or no degrees
     # of freedom are left for the likelihood.
-    rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
+    rows = _evenly_spaced_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
     nugget = tuning.nugget if model.nugget is None else model.nugget
     rank = tuning.rank or (LOW_RANK if num_tasks > MAX_FULL_TASKS else num_tasks)
     # With no finite likelihood at any start the matrix is singular to rounding: long lengthscales
@@ -584,7 +584,7 @@ def _convex(
     # One target: the tasks share K₀, whose kernel is tuned as if they were unrelated.
     separate = model._replace(covariance=np.eye(joint.num_tasks), tuning=tuning.kernel)
     tuned, nugget = tune_tasks(joint, design, separate)
-    rows = _some_rows(joint, tuning.kernel.max_draws)
+    rows = _evenly_spaced_rows(joint, tuning.kernel.max_draws)
     one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), model.order))
     points = jax.device_put((joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
     gram = tile_gram(one, points)
@@ -618,7 +618,7 @@ def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
     return START_CORRELATION * related + (1 - START_CORRELATION) * np.eye(joint.num_tasks)
 
 
-def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
+def _evenly_spaced_rows(joint: JointProblem, size: int) -> np.ndarray:
     """Return at most about `size` rows, evenly spaced within each task and at least two of each."""
     sizes = np.diff(joint.starts)
     share = min(1.0, size / sizes.sum())

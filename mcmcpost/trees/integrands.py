@@ -341,11 +341,11 @@ def _margins(
 ) -> dict[str, list[Float[np.ndarray, "c n"]]]:
     """Return the margins of the elements of an integrand, of those that have any."""
     columns = np.asarray(sides, np.float64).reshape(*integrand.values.shape, 2)
-    found = {
+    by_name = {
         name: margins_of(integrand.values[..., j], columns[..., j, :])
         for j, name in enumerate(integrand.names)
     }
-    return {name: margins for name, margins in found.items() if margins}
+    return {name: margins for name, margins in by_name.items() if margins}
 
 
 def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -199,8 +199,8 @@ def _monomials(
     """Return x^β for each β; few of its entries are not zero."""
     values = np.ones((len(draws), len(exponents)))
     for x, powers in zip(np.asarray(draws).T, exponents.T, strict=True):
-        taking_part = np.flatnonzero(powers)
-        values[:, taking_part] *= x[:, None] ** powers[taking_part]
+        involved = np.flatnonzero(powers)
+        values[:, involved] *= x[:, None] ** powers[involved]
     return values
 
 
@@ -250,15 +250,16 @@ def from_json(value: Any) -> Any:
         return value
     if "array" in value:
         return np.array(value["array"], value["dtype"])
+    wanted = {"Some": "Subset"}.get(value["kind"], value["kind"])  # its name in sums of 0.2.0
     kinds: list[Any] = [AbstractFamily]
-    while (kind := kinds.pop()).__name__ != value["kind"]:
+    while (kind := kinds.pop()).__name__ != wanted:
         kinds += kind.__subclasses__()
     return kind(**{name: from_json(item) for name, item in value.items() if name != "kind"})
 
 
 @dataclass(frozen=True, eq=False)
-class Some(AbstractFamily):
-    """Some of the controls of a family.
+class Subset(AbstractFamily):
+    """A subset of the controls of a family.
 
     kept : (q,) of the family's controls.
     """

@@ -487,7 +487,7 @@ def _columns(problem: Problem, places: Sequence[int]) -> Float[np.ndarray, "m r"
 MOST_PLACES = 8
 """Coordinates that a polynomial stands on at most."""
 
-SMALLEST_PART = 0.02
+SMALLEST_SHARE = 0.02
 """Coefficient, relative to the largest of a linear regression, below which a coordinate is not
 taken at once."""
 
@@ -540,7 +540,7 @@ def _surrogate(
     """Return the cubic of one integrand; z, f : coordinates and its values at the states by which
     these are chosen."""
     strongest = np.argsort(-np.abs(along), kind="stable")[: MOST_PLACES // 2]
-    places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_PART * np.abs(along).max()]
+    places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_SHARE * np.abs(along).max()]
     while True:
         terms = _monomials(len(places), 2)
         basis = _powers(z[:, places], terms)

@@ -210,7 +210,7 @@ class Last:
     structure share."""
 
     # replaced as one, so that threads see no mixture
-    found: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])
+    coordinates: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,12 +257,12 @@ class _OnBlocks(AbstractFamily):
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return raw coordinates and scores of every block, of grids row after row."""
-        last, x = self.last.found
+        last, x = self.last.coordinates
         flat = [block.ravel() for block in self.blocks]
         # By identity: families of one structure are asked in turn for the same block of draws.
         if last is not draws:
             x = [self.shift[block] + self.scale[block] * draws[:, block] for block in flat]
-            self.last.found = (draws, x)
+            self.last.coordinates = (draws, x)
         return x, [scores[:, block] / self.scale[block] for block in flat]
 
     def _along(

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.features.families import AbstractFamily, Some
+from mcmcpost.control.features.families import AbstractFamily, Subset
 from mcmcpost.control.features.quantity import FunctionsOf, fields_at
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import MIN_FOLDS
@@ -42,7 +42,7 @@ class ControlSet(NamedTuple):
     def _steps(self) -> FunctionsOf | None:
         """The family that has the steps of events; None where there is none."""
         first = self.families[0] if self.families else None
-        first = first.family if isinstance(first, Some) else first
+        first = first.family if isinstance(first, Subset) else first
         return first if isinstance(first, FunctionsOf) else None
 
     def by_steps(
@@ -59,7 +59,7 @@ class ControlSet(NamedTuple):
             yield np.arange(len(self.places)), self
             return
         first = self.families[0]
-        kept = first.kept if isinstance(first, Some) else np.ones(functions.size, bool)
+        kept = first.kept if isinstance(first, Subset) else np.ones(functions.size, bool)
         row = dict(zip(functions.names, functions.uses, strict=True))
         splines = np.ones(functions.size - len(functions.steps), bool)
         groups: dict[bytes, list[int]] = {}
@@ -70,7 +70,7 @@ class ControlSet(NamedTuple):
             among = np.concatenate(
                 [[True], mask[kept], np.ones(len(self.places) - 1 - kept.sum(), bool)]
             )
-            families = (Some(functions, mask), *self.families[1:])
+            families = (Subset(functions, mask), *self.families[1:])
             at = np.flatnonzero(among)
             yield (
                 at,
@@ -158,7 +158,7 @@ class Features(NamedTuple):
     ) -> Float[np.ndarray, "b q1"]:
         """Return the constant and the controls at some draws."""
         draws, scores = (draws - self.shift) / self.scale, scores * self.scale
-        bare = [family.family if isinstance(family, Some) else family for family in self.families]
+        bare = [family.family if isinstance(family, Subset) else family for family in self.families]
         fields = iter(
             fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores)
         )
@@ -169,7 +169,7 @@ class Features(NamedTuple):
                 if isinstance(inner, FunctionsOf)
                 else inner.controls(draws, scores)
             )
-            parts.append(columns[:, family.kept] if isinstance(family, Some) else columns)
+            parts.append(columns[:, family.kept] if isinstance(family, Subset) else columns)
         return np.concatenate(parts, axis=1)
 
     def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
@@ -188,7 +188,7 @@ class Features(NamedTuple):
         """Return those of some controls."""
         parts = np.split(kept, np.cumsum([family.size for family in self.families])[:-1])
         chosen = [
-            (family if mask.all() else Some(family, mask), label)
+            (family if mask.all() else Subset(family, mask), label)
             for family, label, mask in zip(self.families, self.labels, parts, strict=True)
             if mask.any()
         ]
