@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from mcmcpost.control import Distribution, Estimate, Features, PlainMean
 from mcmcpost.control.estimate import Curve, covariance_of
-from mcmcpost.control.features.quantity import Conditional, Field, FunctionsOf, fields_at
+from mcmcpost.control.features.quantity import Conditional, FunctionsOf, QuantityField, fields_at
 from mcmcpost.control.features.summed import Transform
 from mcmcpost.control.functions import Served
 from mcmcpost.control.order_statistics import (
@@ -31,7 +31,7 @@ from mcmcpost.core.errors import TRUSTED, Status
 from mcmcpost.core.mcse import kernel_density
 from mcmcpost.core.precision import in_float64
 from mcmcpost.sample import warn_of_not_finite
-from mcmcpost.sums import InChunks, in_units, problem_of
+from mcmcpost.sums import InChunks, features_in_units, problem_of
 
 NEARBY = 11
 """Points near either end of a shortest interval at which the distribution function is estimated."""
@@ -211,7 +211,9 @@ class OverChunks(NamedTuple):
         problem, _ = problem_of(sample.trace, values, slice(None))
         each = values.shape[-1] // max(len(list(of)), 1)
         names = tuple(f"{i} {k}" for i in of for k in range(each))
-        return in_units(problem, families, names, values, np.zeros(len(names), bool)), transform
+        return features_in_units(
+            problem, families, names, values, np.zeros(len(names), bool)
+        ), transform
 
     def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
         """Return the quantiles of all p quantities, those of one after those of another; see
@@ -358,7 +360,9 @@ class DensityOf(NamedTuple):
             np.array(seen, dtype=object),
         )
 
-    def of_field(self, field: Field, values: Float[np.ndarray, "b p"]) -> Float[np.ndarray, "b t"]:
+    def of_field(
+        self, field: QuantityField, values: Float[np.ndarray, "b p"]
+    ) -> Float[np.ndarray, "b t"]:
         """Return what is averaged at some draws."""
         # Of the field's quantity: its step is where that of the control is, and nothing is left
         # between two draws.

@@ -14,13 +14,13 @@ from jaxtyping import Bool, Float, Int
 from mcmcpost.control import (
     AbstractControlVariate,
     Auto,
+    ChainSums,
     Estimate,
     Features,
     Layout,
     Options,
     PlainMean,
     Sample,
-    Sums,
     TraceMoments,
     check_same_features,
     fingerprints_of,
@@ -28,7 +28,7 @@ from mcmcpost.control import (
     sums_of,
     with_sampling_cost,
 )
-from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
+from mcmcpost.control.derived import Kind, Smooth, SpreadTerms, derived_of_sums
 from mcmcpost.control.estimate import rescaled, side_by_side
 from mcmcpost.control.features.families import AbstractFamily
 from mcmcpost.control.features.quantity import FunctionsOf
@@ -164,7 +164,9 @@ def _variables_like(tree: "xarray.DataTree", names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(variables.values()))
 
 
-def _with_facts(features: Features, sums: Sums, question: Question, layout: Layout) -> TraceMoments:
+def _with_facts(
+    features: Features, sums: ChainSums, question: Question, layout: Layout
+) -> TraceMoments:
     """Return sums with what is known of their trace."""
     seconds, draws = question.seconds, layout.draws
     return TraceMoments(
@@ -301,7 +303,7 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
     functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []
     named = [*zip(families, labels, strict=True), *functions]
-    return in_units(problem, named, sample.names, values, sample.events)
+    return features_in_units(problem, named, sample.names, values, sample.events)
 
 
 def problem_of(
@@ -327,7 +329,7 @@ def _train(total: int) -> int:
     return total - total // MIN_FOLDS
 
 
-def in_units(
+def features_in_units(
     problem: Problem,
     named: Sequence[tuple[AbstractFamily, str]],
     names: tuple[str, ...],
@@ -525,7 +527,7 @@ class InChunks(NamedTuple):
             kept = kind == number
             if kept.any():
                 of_kind = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
-                features = in_units(
+                features = features_in_units(
                     problem, named, of_kind, inside[..., kept], np.ones(len(of_kind), bool)
                 )
                 parts.append((features, Between(*(column[kept] for column in between))))
@@ -557,7 +559,7 @@ class InChunks(NamedTuple):
         """Return variances, standard deviations, covariances or correlations of what the question
         is about."""
         sample = self.question.sample
-        standard = Standard.of(sample, Pairs.of(kind, sample.names))
+        standard = Standardised.of(sample, SpreadTerms.of(kind, sample.names))
         # Their own values at the evenly spaced draws tell units, splines and whether they vary.
         values = standard(sample.values, *sample.trace[:2])
         products = Sample.of(sample.trace, standard.pairs.names, values, states=sample.states)
@@ -574,15 +576,15 @@ class InChunks(NamedTuple):
         return rescaled(estimate, standard.pairs.unit(kind, standard.sd))
 
 
-class Standard(NamedTuple):
+class Standardised(NamedTuple):
     """Quantities about a centre, in units of a standard deviation, and products of them."""
 
-    pairs: Pairs
+    pairs: SpreadTerms
     centre: Float[np.ndarray, " p"]
     sd: Float[np.ndarray, " p"]
 
     @classmethod
-    def of(cls, sample: Sample, pairs: Pairs) -> "Standard":
+    def of(cls, sample: Sample, pairs: SpreadTerms) -> "Standardised":
         """Return them by the moments of a sample."""
         scaled = sample.scaled
         with np.errstate(invalid="ignore"):
@@ -620,7 +622,7 @@ class Between(NamedTuple):
 
 def _over_chunks(
     tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple[Any, ...]
-) -> list[Sums]:
+) -> list[ChainSums]:
     """Return sums over draws in chunks of dask, which are added where they are: one of each comes
     back."""
     import dask
@@ -664,7 +666,7 @@ def _over_chunks(
     return Delayed(parts[0], graph, layer=name).compute()
 
 
-def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
+def _added(parts: Sequence[list[ChainSums]]) -> list[ChainSums]:
     """Return the sums over some chunks; each part has those of all quantities over one."""
     return [reduce(add, sums) for sums in zip(*parts, strict=True)]
 
@@ -705,7 +707,7 @@ def _blocks_of(
 @in_float64
 def _sums_of_chunk(
     box: Box, integrands: Any, shared: tuple[Any, ...], blocks: list[np.ndarray]
-) -> list[Sums]:
+) -> list[ChainSums]:
     import xarray
 
     draws, scores, *variables = blocks

@@ -101,7 +101,7 @@ def run(
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["mcmcpost", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            cli.run()
         captured = capsys.readouterr()
         return Done(stop.value.code, captured.out, captured.err)
 

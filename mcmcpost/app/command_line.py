@@ -49,7 +49,7 @@ PIPE_CLOSED = 141
 """The exit code of programs that the signal SIGPIPE ends, 128 + 13."""
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost
     in a traceback."""
     code = 0
@@ -316,8 +316,8 @@ def reduce(
                     mcmcpost.save_tree(tree_with(tree, reduced), output)
 
 
-@app.command()
-def moments(
+@app.command("moments")
+def add_moments(
     sources: Annotated[
         list[Path],
         typer.Argument(

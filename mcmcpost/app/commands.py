@@ -39,7 +39,7 @@ from mcmcpost.app.quantities import (
     say_left_out,
     where_they_are,
 )
-from mcmcpost.app.source import check_memory, keeping, load_trace, refuse_sums
+from mcmcpost.app.source import check_draws_fit, keeping, load_trace, refuse_sums
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_quantities, significant
@@ -436,14 +436,14 @@ def open_sources(
         runs = {path: _prepare(model_of[path], options, placed) for path in paths}
         ladders = {}
         for path, run in runs.items():
-            ladders[path] = sample_ladder(run, placed, trees[path])
+            ladders[path] = ladder_of_model(run, placed, trees[path])
             # At once: if the ladder of the next trace fails, this one is kept.
             stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
         return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
     # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
     runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
     for path, run in runs.items():
-        trees[path] = sample_ladder(run, settings)
+        trees[path] = ladder_of_model(run, settings)
         stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
     return [Source(path, trees[path], model_of.get(path), stored=path in stored) for path in paths]
 
@@ -508,7 +508,7 @@ def source_evidence(
         )
 
 
-class Run(NamedTuple):
+class SampledModel(NamedTuple):
     """A model file that can be sampled, with the arguments of its model, and starting values or
     None."""
 
@@ -518,7 +518,7 @@ class Run(NamedTuple):
     init: dict[str, Any] | None
 
 
-def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> Run:
+def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> SampledModel:
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)
     target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
@@ -528,16 +528,16 @@ def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int])
         if "rungs" in settings
         else f"Ask for less, or for fewer than {MOST} --rungs."
     )
-    check_memory(
+    check_draws_fit(
         settings.get("rungs", MOST) * settings["chains"] * settings["draws"],
         len(target.names),
         cure,
     )
-    return Run(model_file, args, kwargs, model_file.start(chosen))
+    return SampledModel(model_file, args, kwargs, model_file.start(chosen))
 
 
-def sample_ladder(
-    run: Run, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
+def ladder_of_model(
+    run: SampledModel, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
 ) -> "xarray.DataTree":
     """Sample the power posteriors of a model file, from its prior or from a normal fitted to a
     trace.

@@ -17,9 +17,9 @@ from mcmcpost.control.estimate import (
 from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.structure import structure_of
 from mcmcpost.control.features.summed import (
+    ChainSums,
     Features,
     Layout,
-    Sums,
     check_same_features,
     fingerprints_of,
     sums_of,
@@ -53,6 +53,7 @@ __all__ = [
     "SAFETY",
     "AbstractControlVariate",
     "Auto",
+    "ChainSums",
     "ControlFunctional",
     "Curve",
     "Distribution",
@@ -75,7 +76,6 @@ __all__ = [
     "SteinWeights",
     "Structured",
     "Subsets",
-    "Sums",
     "TraceMoments",
     "VectorFields",
     "ZeroVariance",

@@ -19,9 +19,9 @@ from mcmcpost.control.estimate import (
     Curve,
     Estimate,
     assemble,
+    placed,
     rescaled,
     side_by_side,
-    spread,
 )
 from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.quantity import doubt_of_steps
@@ -222,7 +222,7 @@ class Distribution(NamedTuple):
             f" <= {upper:g}" if np.isfinite(upper) else "",
         ]
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
-        return spread(_clipped(estimate), labels, self.place)
+        return placed(_clipped(estimate), labels, self.place)
 
     def quantile(self, probabilities: "float | Sequence[float] | np.ndarray") -> Estimate:
         """Return the quantiles at some levels in (0, 1), those of one quantity after those of
@@ -281,14 +281,14 @@ class Distribution(NamedTuple):
         quantiles = None
         if levels is not None and estimate is not None:
             labels = quantile_labels(self.names, levels)
-            quantiles = spread(estimate, labels, rows(wanted).reshape(-1))
+            quantiles = placed(estimate, labels, rows(wanted).reshape(-1))
         if interval is None:
             return quantiles, None
         place = rows(tails) if bounds is None else 2 * self.place[:, None] + np.arange(2)
         found = estimate if bounds is None else bounds
         assert found is not None
         labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
-        return quantiles, spread(found, labels, place.reshape(-1))
+        return quantiles, placed(found, labels, place.reshape(-1))
 
     @in_float64
     def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:

@@ -370,7 +370,7 @@ class Fits(NamedTuple):
     def expectations(self, sample: Sample, options: Options) -> Estimate:
         """Return the expectations of the integrands of the sample."""
         estimate = assemble(self.distinct, options, self.problem, self.terms)
-        return estimate if self.distinct is sample else spread(estimate, sample.names, self.place)
+        return estimate if self.distinct is sample else placed(estimate, sample.names, self.place)
 
 
 def estimate_expectations(
@@ -384,7 +384,7 @@ def estimate_expectations(
     return Fits.of(sample, method, options).expectations(sample, options)
 
 
-def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
+def placed(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
     """Return the estimates of quantities of which some are the same: for each, that at its place.
 
     `duplicates` are elements of one variable; what two variables have in common stands in the

@@ -476,7 +476,7 @@ def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, to the symmetrised density or to the
     density itself."""
     name = "warp-III" if symmetric else "fitted"
-    estimate = combine([_solve(half, symmetric) for half in halves], halves)
+    estimate = average_halves([_solve(half, symmetric) for half in halves], halves)
     return estimate._replace(
         method=f"bridge ({name})", info=estimate.info | overlap_khats(halves, symmetric=symmetric)
     )
@@ -501,7 +501,7 @@ def controlled_bridge(
         _control(half, _solve(half, symmetric=False), scores[:, half.rows], method)
         for half in halves
     ]
-    both = combine(bridges, halves)
+    both = average_halves(bridges, halves)
     return both._replace(
         method="bridge (controlled)", info=both.info | overlap_khats(halves, symmetric=False)
     )
@@ -577,7 +577,7 @@ def refuse_drift(
     return estimate._replace(status=Status.NOT_CONVERGED, info=estimate.info | {"reason": reason})
 
 
-def combine(bridges: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
+def average_halves(bridges: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     """Average the two halves.
 
     They share no draw and no proposal, yet near a posterior that the fitted family contains their

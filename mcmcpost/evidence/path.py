@@ -198,7 +198,7 @@ class LastRung(NamedTuple):
     ess: float
 
 
-def pool(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int]:
+def pool_rungs(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int]:
     """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain,
     rungs together.
 
@@ -277,7 +277,7 @@ def pooled_path(
         all of them.
     """
     levels = np.asarray(ladder.temperatures)
-    pooled, num_blocks = pool(ladder, last)
+    pooled, num_blocks = pool_rungs(ladder, last)
     t = len(levels)
     # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
     start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])

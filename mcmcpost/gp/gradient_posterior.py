@@ -97,7 +97,7 @@ class ProjectedFactor(NamedTuple):
         return V if self.basis is None else V @ self.basis
 
 
-class Conditional(NamedTuple):
+class PointCovariance(NamedTuple):
     """Covariance of value and white gradient at one point, [1 ⊕ B] inside [1 ⊕ B]ᵀ + outside (I −
     BBᵀ) on gradients.
 
@@ -162,7 +162,7 @@ def factor_solve(
 
 def conditional(
     profile: ScalarProfile, gram: GradientGram, factor: ProjectedFactor, x: Float[Array, " d"]
-) -> Conditional:
+) -> PointCovariance:
     """Return the posterior covariance of value and gradient at one white point, without any d×d
     matrix.
 
@@ -205,7 +205,7 @@ def conditional(
         # Along e the rank-one terms of x act too, but the data's system is that of A₁ + σ²I.
         across = solve_triangular(factor.outside, cross[:, :, -1].T, lower=True)
         inside = inside - across.T @ across
-    return Conditional(inside, at_point.first[0, 0] - aside @ aside, basis)
+    return PointCovariance(inside, at_point.first[0, 0] - aside @ aside, basis)
 
 
 def joint_samples(

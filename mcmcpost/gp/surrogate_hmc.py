@@ -12,10 +12,10 @@ from mcmcpost.core.arguments import check_flags, check_function, check_number
 from mcmcpost.core.errors import InputError, fault, warn
 from mcmcpost.gp.surrogate import HELD_OUT, AbstractSurrogate, SubspaceSurrogate, empty_history
 from mcmcpost.gp.surrogate_moves import (
-    Program,
+    Iteration,
+    Potential,
     Settings,
     SurrogateState,
-    Target,
     advance,
     check_settings,
     fit_history,
@@ -352,17 +352,19 @@ class SurrogateHMC:
         self._potential_gen, self._postprocess = info.potential_fn, info.postprocess_fn
         return info.param_info.z if init_params is None else init_params
 
-    def _target(self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Target:
+    def _target(
+        self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
+    ) -> Potential:
         """Return the potential on flat draws; z : a batch, of which the structure counts."""
         assert self._potential_gen is not None, "`init` comes first"
         return flat_target(self._potential_gen(*model_args, **model_kwargs), z)
 
     def _program(
         self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
-    ) -> Program:
+    ) -> Iteration:
         bound = self._sample_fn
         assert bound is not None, "`init` comes first"
-        return Program(
+        return Iteration(
             self.settings,
             lambda state: bound.nuts(state, model_args, model_kwargs),
             bound.adapt,

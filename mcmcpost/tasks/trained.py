@@ -18,7 +18,7 @@ from mcmcpost.control.zero_variance import MIN_TRAIN
 from mcmcpost.core.arguments import check_count, check_flags, check_key, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.stein import AbstractKernel, check_covariance
-from mcmcpost.tasks.families import (
+from mcmcpost.tasks.trained_families import (
     AbstractTaskControl,
     FixedCovariance,
     KernelTasks,

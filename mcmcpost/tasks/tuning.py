@@ -29,7 +29,7 @@ from mcmcpost.stein import (
     matrix_stein_tile,
 )
 from mcmcpost.stein.products import tile_diagonal, tile_gram
-from mcmcpost.tasks.families import task_sizes
+from mcmcpost.tasks.trained_families import task_sizes
 
 TASK_NUGGET_BOUNDS = (1e-10, 1e2)
 """The lower bound is below that for one task, because related tasks determine each other to more
@@ -348,7 +348,7 @@ def alternating_task_covariance(
         # only after it has settled: small δ from a far B converges slowly.
         state = _best_coefficients(kernel, indicators, f, penalty, delta**2, covariance)
         for _ in range(max_steps):
-            better = best_covariance(roughness(kernel, indicators, state), penalty, delta**2)
+            better = best_covariance(task_roughness(kernel, indicators, state), penalty, delta**2)
             new = _best_coefficients(kernel, indicators, f, penalty, delta**2, better)
             converged = bool(
                 np.linalg.norm(better - state.covariance) <= rtol * np.linalg.norm(better)
@@ -397,7 +397,7 @@ def _best_coefficients(
     )
 
 
-def roughness(
+def task_roughness(
     gram: Float[np.ndarray, "m m"], indicators: Float[np.ndarray, "m t"], state: AlternatingState
 ) -> Float[np.ndarray, "t t"]:
     """Return C = Θ̃ᵀK₀Θ̃ = B (DᵀK₀D) B, D the coefficients θ_j spread over the columns t_j."""

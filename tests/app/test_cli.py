@@ -422,7 +422,7 @@ def test_a_fault_of_ours_keeps_its_traceback(monkeypatch, trace):
     monkeypatch.setattr(mcmcpost, "load_tree", lambda *_, **__: np.ones(2) @ np.ones(3))
     monkeypatch.setattr(sys, "argv", ["mcmcpost", "reduce", str(trace)])
     with pytest.raises(ValueError, match="mismatch"):
-        cli.main()
+        cli.run()
 
 
 def test_debug_shows_the_traceback(monkeypatch, trace):
@@ -430,7 +430,7 @@ def test_debug_shows_the_traceback(monkeypatch, trace):
     monkeypatch.setenv("MCMCPOST_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["mcmcpost", "reduce", str(trace), "--expect", "q"])
     with pytest.raises(ValueError, match="NAME=EXPRESSION"):
-        cli.main()
+        cli.run()
 
 
 @pytest.mark.slow

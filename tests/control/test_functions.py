@@ -14,7 +14,7 @@ from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVari
 from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
 from mcmcpost.control.features.quantity import (
     OUTERMOST,
-    Field,
+    QuantityField,
     coordinate,
     coordinate_of,
     surrogates,
@@ -57,7 +57,7 @@ def skew_field(name, x):
     """Return h, ∇·v + v·s and v·∇h at draws of the log-gamma by found differentiation."""
     h, v = FIELDS[name]
     divergence, slope = jax.vmap(jax.grad(v))(x), jax.vmap(jax.grad(h))(x)
-    return Field(
+    return QuantityField(
         *(
             np.asarray(part)
             for part in (h(x), divergence + v(x) * (SHAPE - jnp.exp(x)), v(x) * slope)

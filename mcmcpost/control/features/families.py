@@ -308,7 +308,7 @@ def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " 
     return keep
 
 
-class Features(NamedTuple):
+class MonomialFeatures(NamedTuple):
     """Stein features of monomials, divided by their norms.
 
     exponents : (a, d). norms : (a,).
@@ -340,12 +340,12 @@ def polynomial_basis(
 
 def basis_with_features(
     problem: Problem, exponents: Int[np.ndarray, "a d"]
-) -> tuple[Float[np.ndarray, "m q"], Features]:
+) -> tuple[Float[np.ndarray, "m q"], MonomialFeatures]:
     """Return what `polynomial_basis` returns, and its features, with which it can be made of other
     states."""
     real = (problem.counts > 0).astype(float)[:, None]
     if not len(exponents):
-        return real, Features(exponents, np.zeros(0))
+        return real, MonomialFeatures(exponents, np.zeros(0))
     draws, scores = np.asarray(problem.draws), np.asarray(problem.scores)
     features = np.asarray(polynomial_features(draws, scores, exponents)) * real
     norms = np.sqrt(problem.counts @ features**2)
@@ -353,7 +353,7 @@ def basis_with_features(
     unit = np.concatenate([real / np.sqrt(problem.counts.sum()), features / norms], axis=1)
     keep = independent_columns(unit * np.sqrt(problem.counts)[:, None])
     unit[:, 0] = real[:, 0]
-    return unit[:, keep], Features(exponents[keep[1:]], norms[keep[1:]])
+    return unit[:, keep], MonomialFeatures(exponents[keep[1:]], norms[keep[1:]])
 
 
 def exponents_of_degree(

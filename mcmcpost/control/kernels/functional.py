@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mcmcpost.control.features.families import (
-    Features,
+    MonomialFeatures,
     basis_with_features,
     by_fold,
     exponents_of_degree,
@@ -270,7 +270,7 @@ def crossfit_kernel(
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     fitted = problem.folds.num_everyone
     # Zero states select Cholesky: the fit is on few of them, whatever their number.
-    solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
+    solver = solver_of(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
     on_subset = problem.by_residuals and isinstance(solver, Cholesky)
     # A fit on some states is made on a problem of its own and evaluated at all.
     subset = problem.seen() if on_subset else problem
@@ -287,7 +287,7 @@ def crossfit_kernel(
     def fit_with(
         settings: Sequence[Setting],
         basis: Float[np.ndarray, "m b"] = basis,
-        features: Features = features,
+        features: MonomialFeatures = features,
     ) -> FoldFit:
         if on_subset:
             return _fit_members(problem, subset, basis, features, settings, choice)
@@ -403,7 +403,7 @@ def _fit_members(
     problem: Problem,
     subset: Problem,
     basis: Float[np.ndarray, "t q"],
-    features: Features,
+    features: MonomialFeatures,
     settings: Sequence[Setting],
     choice: ControlFunctional | SemiExact,
 ) -> FoldFit:
@@ -488,7 +488,7 @@ def _at_states(
     draws: Float[np.ndarray, "m d"],
     scores: Float[np.ndarray, "m d"],
     labels: Int[np.ndarray, " m"],
-    features: Features,
+    features: MonomialFeatures,
     rules: Sequence[FoldRules],
 ) -> Float[np.ndarray, "m p"]:
     """Return the fits without each state's fold, the rules side by side, at some states; zero on
@@ -537,7 +537,7 @@ def _or_with_ridge(
     )
 
 
-def choose_solver(
+def solver_of(
     choice: ControlFunctional | SemiExact, num_states: int, iterative: ConjugateGradients
 ) -> Cholesky | ConjugateGradients:
     """Return the solver asked for, or `Cholesky` up to 6,000 states and `iterative` beyond or with
