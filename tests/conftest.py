@@ -95,7 +95,7 @@ def run(
 
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    monkeypatch.setattr(cli, "cache_directory", lambda: None)
+    monkeypatch.setattr("mcmcpost.app.edge.cache_directory", lambda: None)
     monkeypatch.delenv("MCMCPOST_DEBUG", raising=False)
 
     def run(*arguments: object) -> Done:

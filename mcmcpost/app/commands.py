@@ -17,18 +17,8 @@ import numpy as np
 import pandas
 
 import mcmcpost
+from mcmcpost.app import edge
 from mcmcpost.app.contents import diagnostics_text, known_lines, listed_rows
-from mcmcpost.app.edge import (
-    LADDER,
-    POSTERIOR,
-    is_model_file,
-    phase,
-    refuse_model_file,
-    refuse_sampling,
-    say,
-    settings_of,
-    stopwatch,
-)
 from mcmcpost.app.info import evidence_line
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
@@ -122,30 +112,30 @@ def reduce_tree(
         return Reduced(_of_sums(sums, selection, method, bool(beyond), allow_bad_scores))
     variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
-    with phase("score gate"):
+    with edge.phase("score gate"):
         integrands = where_they_are if is_summed(tree, method, options) else named_scalars
         answers = Answers.of(tree, integrands(tree, variables, selection), method, options)
     if note := answers.question.convergence.note:
-        say("note", note)
+        edge.say("note", note)
     others: dict[str, Estimate] = {}
     # Before the means, which take longer: a missing log likelihood must not cost them.
     if beyond.elpd is not None:
-        with phase("elpd"):
+        with edge.phase("elpd"):
             chosen = WITHOUT_KERNELS if method == "auto" else method
             others["elpd"] = mcmcpost.elpd(
                 tree, beyond.elpd, chosen, allow_bad_scores=allow_bad_scores
             )
         _say_influential(others["elpd"])
     for kind in dict.fromkeys(beyond.spreads):
-        with phase(kind):
+        with edge.phase(kind):
             others[kind] = answers.spread(kind)
-    since = stopwatch()
-    with phase("control variates"):
+    since = edge.stopwatch()
+    with edge.phase("control variates"):
         means = answers.expectation()
     say_sampling_cost(means, since())
     if beyond.probabilities is None and beyond.interval is None:
         return Reduced(means, others)
-    with phase("quantiles"):
+    with edge.phase("quantiles"):
         dist = answers.distribution()
         estimate, intervals = dist.quantiles_and_interval(beyond.probabilities, beyond.interval)
         if estimate is not None:
@@ -154,7 +144,7 @@ def reduce_tree(
             rows = np.flatnonzero(np.repeat(numbers, len(estimate.names) // len(numbers)))
             if not numbers.all():
                 events = ", ".join(compress(means.names, ~numbers))
-                say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
+                edge.say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
             others |= {"quantiles": estimate.select(rows)} if len(rows) else {}
         others |= {} if intervals is None else {"intervals": intervals}
     return Reduced(means, others)
@@ -179,7 +169,7 @@ def _say_influential(elpd: Estimate) -> None:
     ]
     if heavy:
         shown = ", ".join(heavy[:5]) + (", …" if len(heavy) > 5 else "")
-        say(
+        edge.say(
             "note",
             f"{len(heavy)} of {(len(elpd.names) - 3) // 2} observations have a heavy tail: {shown}",
         )
@@ -203,7 +193,7 @@ def _of_sums(
         raise InputError("reduce", "of a file of sums nothing on scores", got, cure)
     # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
-    with phase("control variates"):
+    with edge.phase("control variates"):
         return mcmcpost.expectation(
             sums, None if selection.names is None else chosen_names(variables, selection), method
         )
@@ -250,7 +240,7 @@ def sum_traces(
         )
     for source in sources:
         # One trace in memory at a time: sums add, whatever the number of traces.
-        refuse_model_file("moments", source[0])
+        edge.refuse_model_file("moments", source[0])
         tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
         cure = "Add it with --append, or give all files of sums to mcmcpost reduce together."
         refuse_sums("moments", source[0], tree, cure)
@@ -276,7 +266,7 @@ def sum_traces(
                 if isinstance(integrands, dict)
                 else None
             )
-        with phase(f"sums over {source[0]}"):
+        with edge.phase(f"sums over {source[0]}"):
             added = mcmcpost.moments(
                 tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores
             )
@@ -289,7 +279,7 @@ def say_sampling_cost(estimate: Estimate, seconds: float) -> None:
     """Say what a reduction that took so long is worth, where the trace records the time of its
     sampling."""
     if sentence := estimate.info.get("worth"):
-        say("note", f"{sentence} This reduction took {duration(seconds)}.")
+        edge.say("note", f"{sentence} This reduction took {duration(seconds)}.")
 
 
 def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
@@ -353,8 +343,8 @@ def open_sources(
         --method and --allow-bad-scores ask, and --model for traces.
     stack : keeps what was sampled where anything fails before it is closed.
     """
-    with phase("reading"):
-        trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    with edge.phase("reading"):
+        trees = {path: mcmcpost.load_tree(path) for path in paths if not edge.is_model_file(path)}
     for path, tree in trees.items():
         cure = "Give the trace that it is of, with --model FILE.py, or a ladder."
         refuse_sums("evidence", path, tree, cure)
@@ -412,27 +402,27 @@ def open_sources(
         )
     # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
     # were not taken. Proposals of a bridge have a seed, and its model has options.
-    if trees and not with_ladder and not any(map(is_model_file, paths)):
+    if trees and not with_ladder and not any(map(edge.is_model_file, paths)):
         adjusted = {
             "option": None if traces else options or None,
             "seed": None if traces else given["seed"],
         }
         if traces:
             cure = "Drop them, or add --ladder to sample one from the trace."
-            refuse_sampling("evidence", traces[0], "trace", {**given, **adjusted}, cure)
+            edge.refuse_sampling("evidence", traces[0], "trace", {**given, **adjusted}, cure)
         else:
             first = next(iter(trees))
-            refuse_sampling(
+            edge.refuse_sampling(
                 "evidence",
                 first,
                 "stored evidence" if first in stored else "ladder",
                 {**given, **adjusted},
             )
-    settings = settings_of(given, LADDER)
+    settings = edge.settings_of(given, edge.LADDER)
     if with_ladder:
         # Without the sixteen rungs of a ladder from the prior: the barrier says how many are
         # needed.
-        placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
+        placed = edge.settings_of(given, edge.POSTERIOR | {"draws": edge.LADDER["draws"]})
         runs = {path: _prepare(model_of[path], options, placed) for path in paths}
         ladders = {}
         for path, run in runs.items():
@@ -441,7 +431,7 @@ def open_sources(
             stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
         return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
     # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
-    runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
+    runs = {path: _prepare(path, options, settings) for path in paths if edge.is_model_file(path)}
     for path, run in runs.items():
         trees[path] = ladder_of_model(run, settings)
         stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
@@ -463,20 +453,20 @@ def source_evidence(
         evidence = stored_evidence(f"evidence: {source.path}", source.tree)
         # What the estimate warned of when it was made is stored with it, and said again.
         for text in (*evidence.complaints, *disagreements(evidence)):
-            say("warning", f"{source.path}: {text}")
+            edge.say("warning", f"{source.path}: {text}")
         return evidence
-    file = source.path if is_model_file(source.path) else source.model
+    file = source.path if edge.is_model_file(source.path) else source.model
     if file is None:
-        with phase("ladder"):
+        with edge.phase("ladder"):
             return mcmcpost.log_evidence(
                 source.tree, method, path=path, allow_bad_scores=allow_bad_scores
             )
-    key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
+    key = jax.random.key(edge.POSTERIOR["seed"] if seed is None else seed)
 
     def bridge(trace: "xarray.DataTree") -> "Evidence":
         model, args, kwargs, _ = load_program(file, options)
         choice = "auto" if method is None else method
-        with phase("bridges"):
+        with edge.phase("bridges"):
             return mcmcpost.bridge_evidence(
                 trace,
                 model,
@@ -501,8 +491,8 @@ def source_evidence(
                 warnings.simplefilter("ignore", mcmcpost.ConvergenceWarning)
             beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
     except InputError as error:
-        say("warning", f"no bridge beside the ladder: {error}")
-    with phase("ladder"):
+        edge.say("warning", f"no bridge beside the ladder: {error}")
+    with edge.phase("ladder"):
         return mcmcpost.log_evidence(
             ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside
         )
@@ -579,7 +569,7 @@ def compare(evidences: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
     }
     lost = [name for name in evidences if name not in known]
     if lost and len(evidences) > 1:
-        say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
+        edge.say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
     return mcmcpost.compare_evidence(known) if len(known) > 1 else None
 
 
@@ -661,13 +651,13 @@ def report_facts(
     values for JSON."""
     # First, since a report that cannot be written shows only after minutes of estimating.
     place = check_destination(output, overwrite)
-    refuse_model_file("report", trace)
+    edge.refuse_model_file("report", trace)
     tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
     refuse_sums("report", trace, tree)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
-        with phase("evidence" if is_ladder(tree) else "reading"):
+        with edge.phase("evidence" if is_ladder(tree) else "reading"):
             subject = (
                 None if is_evidence_alone(tree) else read_subject(tree, None, allow_bad_scores)
             )
@@ -688,8 +678,8 @@ def report_facts(
                 f"{trace}, an evidence alone",
                 cure,
             )
-        since = stopwatch()
-        with phase("control variates"):
+        since = edge.stopwatch()
+        with edge.phase("control variates"):
             contents = gather(
                 subject,
                 scalars,
@@ -705,8 +695,8 @@ def report_facts(
     # Without the figures: what is compared with the time of the sampling are the estimates.
     took = since()
     for text in contents.notices:
-        say("warning", text)
-    with phase("figures"):
+        edge.say("warning", text)
+    with edge.phase("figures"):
         text = render(contents)
         write_html(text, place, overwrite)
     facts: dict[str, Any] = {

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import isotonic_regression
 
+from mcmcpost.control import order_statistics
 from mcmcpost.control.auto import Auto
 from mcmcpost.control.estimate import (
     Curve,
@@ -38,17 +39,6 @@ from mcmcpost.control.method import (
     PlainMean,
     mean_of_residuals,
     replace_columns,
-)
-from mcmcpost.control.order_statistics import (
-    ROUNDING,
-    Densities,
-    Known,
-    converged_ends,
-    density_of_draws,
-    density_of_leftover,
-    has_few_values,
-    quantile_labels,
-    shortest_of_draws,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.quantiles import quantiles, sd_of
@@ -280,7 +270,7 @@ class Distribution(NamedTuple):
 
         quantiles = None
         if levels is not None and estimate is not None:
-            labels = quantile_labels(self.names, levels)
+            labels = order_statistics.quantile_labels(self.names, levels)
             quantiles = placed(estimate, labels, rows(wanted).reshape(-1))
         if interval is None:
             return quantiles, None
@@ -598,17 +588,17 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
     series, scale = sample.scaled[..., 0], sample.units[0]
     varies = bool(sample.varying[0]) and problem is not None
-    if problem is None or not varies or has_few_values(series, problem.num_states):
+    if problem is None or not varies or order_statistics.has_few_values(series, problem.num_states):
         nothing = np.full(each.shape, np.nan)
         same = Status.CONSTANT if sample.finite[0] and not varies else Status.UNDEFINED
         status = np.array([[same] * len(at)], dtype=object)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, status)
     ess = float(dist.effective_sizes()[0])
-    kernel, kernel_error = density_of_draws(sample, at / scale, ess)
+    kernel, kernel_error = order_statistics.density_of_draws(sample, at / scale, ess)
     below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
     # The largest draw itself has none above it, and yet is one.
     below = np.where(at / scale == series.max(), 1 - 1 / series.size, below)
-    known = Densities.of_kernel(
+    known = order_statistics.Densities.of_kernel(
         kernel / scale, kernel_error / scale, below, (ess, float(series.std()) * scale)
     )
     if marginal is None:
@@ -627,7 +617,7 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         change = change_error = np.zeros(len(at))
         if not marginal.certain:
             quantity_values = problem.values[problem.inverse, 0].reshape(series.shape)
-            change, change_error = density_of_leftover(
+            change, change_error = order_statistics.density_of_leftover(
                 quantity_values, value[..., 0], h, sample.trace.weights
             )
         products = Sample.of(
@@ -660,7 +650,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         # The mean is exact to rounding, and the map from the quantity to the coordinate is
         # interpolated.
         status[
-            np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)
+            np.isin(status, (Status.EXACT, Status.ON_TRUST))
+            & ~(deviation <= order_statistics.ROUNDING * density)
         ] = Status.CONTROLLED
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
         # Over a slope that is mostly error a density is anything, and its error as small as itself.
@@ -688,18 +679,18 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         def below(grid: np.ndarray) -> Float[np.ndarray, "c n t"]:
             return (series <= grid.reshape(-1)).astype(float)
 
-        def controlled(grid: np.ndarray) -> Known:
+        def controlled(grid: np.ndarray) -> order_statistics.Known:
             probabilities, without = dist.events(
                 below(grid), grid.reshape(1, -1) * sample.units, shared=False
             )
-            return Known(
+            return order_statistics.Known(
                 probabilities.mean, probabilities.mcse, without, probabilities.residuals, weights
             )
 
-        def plain(grid: np.ndarray) -> Known:
+        def plain(grid: np.ndarray) -> order_statistics.Known:
             events = below(grid)
             problem = with_values(whole, events, sample.states, weights)
-            return Known(
+            return order_statistics.Known(
                 problem.location,
                 mcse_mean(events, weights),
                 _without_folds(problem),
@@ -707,9 +698,9 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
                 weights,
             )
 
-        ends, reach = shortest_of_draws(series[..., 0], prob)
-        numbers[:2] = converged_ends(controlled, ends, reach, series[..., 0], prob)
-        numbers[2:] = converged_ends(plain, ends, reach, series[..., 0], prob)
+        ends, reach = order_statistics.shortest_of_draws(series[..., 0], prob)
+        numbers[:2] = order_statistics.converged_ends(controlled, ends, reach, series[..., 0], prob)
+        numbers[2:] = order_statistics.converged_ends(plain, ends, reach, series[..., 0], prob)
         there, _ = dist.events(below(numbers[0]), numbers[:1] * sample.units, shared=False)
         status, method, residuals = there.status, there.method, there.residuals
         # Both ends are of one interval: one of either would hold another probability, and neither
