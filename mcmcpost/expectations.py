@@ -569,11 +569,7 @@ def answer(question: Question, fits: control.Fits | None = None) -> control.Esti
             estimate, sample, question.margins, method, options
         )
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
-    return (
-        estimate
-        if question.seconds is None
-        else control.with_sampling_cost(estimate, question.seconds)
-    )
+    return estimate if question.seconds is None else control.with_worth(estimate, question.seconds)
 
 
 LOG_LIKELIHOOD = "log_likelihood"

@@ -149,7 +149,7 @@ def _variables_like(tree: "xarray.DataTree", names: Sequence[str]) -> list[str]:
 
 
 def _with_facts(
-    features: control.Features, sums: control.ChainSums, question: Question, layout: control.Layout
+    features: control.Features, sums: control.Sums, question: Question, layout: control.Layout
 ) -> control.TraceMoments:
     """Return sums with what is known of their trace."""
     seconds, draws = question.seconds, layout.draws
@@ -242,9 +242,7 @@ def _estimated(trace: control.TraceMoments, options: control.Options) -> control
     estimate = in_float64(trace.estimate)(options)
     warn_of_contradiction(contradicted(estimate, known=trace.bad_scores))
     warn_of_parts("The sums", estimate.info.get("apart", ()))
-    return (
-        estimate if trace.seconds is None else control.with_sampling_cost(estimate, trace.seconds)
-    )
+    return estimate if trace.seconds is None else control.with_worth(estimate, trace.seconds)
 
 
 def places_named(known: Sequence[str], name: str) -> list[int]:
@@ -624,7 +622,7 @@ class Between(NamedTuple):
 
 def _over_chunks(
     tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple[Any, ...]
-) -> list[control.ChainSums]:
+) -> list[control.Sums]:
     """Return sums over draws in chunks of dask, which are added where they are: one of each comes
     back."""
     import dask
@@ -668,7 +666,7 @@ def _over_chunks(
     return Delayed(parts[0], graph, layer=name).compute()
 
 
-def _added(parts: Sequence[list[control.ChainSums]]) -> list[control.ChainSums]:
+def _added(parts: Sequence[list[control.Sums]]) -> list[control.Sums]:
     """Return the sums over some chunks; each part has those of all quantities over one."""
     return [reduce(add, sums) for sums in zip(*parts, strict=True)]
 
@@ -709,7 +707,7 @@ def _blocks_of(
 @in_float64
 def _sums_of_chunk(
     box: Box, integrands: Any, shared: tuple[Any, ...], blocks: list[np.ndarray]
-) -> list[control.ChainSums]:
+) -> list[control.Sums]:
     import xarray
 
     draws, scores, *variables = blocks

@@ -40,7 +40,7 @@ from benchmarks._command import Command
 from benchmarks._table import emit
 from benchmarks.scale.lazy_traces import BLOCK, generated
 from mcmcpost import sums
-from mcmcpost.control import ChainSums
+from mcmcpost.control import Sums
 from mcmcpost.core import arrays
 from mcmcpost.stein import InverseMultiquadric, SteinTile
 from mcmcpost.stein.products import TileOperator, tile_diagonal
@@ -75,7 +75,7 @@ class TaskSeconds(Callback):
 
     def _end(self, _key: Any, value: Any, *_: Any) -> None:
         self.seconds += time.process_time() - self.start
-        if isinstance(value, list) and isinstance(value[0], ChainSums):
+        if isinstance(value, list) and isinstance(value[0], Sums):
             self.last = len(pickle.dumps(value))
 
 

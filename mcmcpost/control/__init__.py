@@ -12,14 +12,14 @@ from mcmcpost.control.estimate import (
     pool,
     repeated_chain,
     stored_estimate,
-    with_sampling_cost,
+    with_worth,
 )
 from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.structure import structure_of
 from mcmcpost.control.features.summed import (
-    ChainSums,
     Features,
     Layout,
+    Sums,
     check_same_features,
     fingerprints_of,
     sums_of,
@@ -53,7 +53,6 @@ __all__ = [
     "SAFETY",
     "AbstractControlVariate",
     "Auto",
-    "ChainSums",
     "ControlFunctional",
     "Curve",
     "Distribution",
@@ -76,6 +75,7 @@ __all__ = [
     "SteinWeights",
     "Structured",
     "Subsets",
+    "Sums",
     "TraceMoments",
     "VectorFields",
     "ZeroVariance",
@@ -99,5 +99,5 @@ __all__ = [
     "structure_of",
     "sums_of",
     "tail_inflation",
-    "with_sampling_cost",
+    "with_worth",
 ]

@@ -545,7 +545,7 @@ DOUBLED = 2.0
 """The gain of as many draws again, which divide errors by its root."""
 
 
-def with_sampling_cost(estimate: Estimate, seconds: float) -> Estimate:
+def with_worth(estimate: Estimate, seconds: float) -> Estimate:
     """Return the estimate with what it is worth in `info`, if its draws took so many seconds."""
     sampling_cost = sampling_cost_of(estimate, seconds)
     facts = {"sampling_time": seconds, "worth": sampling_cost} if sampling_cost else {}

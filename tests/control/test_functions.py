@@ -22,10 +22,10 @@ from mcmcpost.control.features.quantity import (
 from mcmcpost.control.features.regression import Regression
 from mcmcpost.control.features.structure import (
     Blocks,
+    BlockSums,
     Diagonal,
     Neighbours,
     Pairs,
-    Sums,
     SumsByGlobals,
 )
 from mcmcpost.control.functions import (
@@ -176,7 +176,7 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
     given = (blocks.globals, blocks.blocks, shift, scale)
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
     families = [
-        Sums(*given),
+        BlockSums(*given),
         SumsByGlobals(*given),
         Neighbours(*given, lags=(1, 3, 4)),
         Diagonal(d),

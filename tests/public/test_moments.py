@@ -9,7 +9,7 @@ import xarray
 
 import mcmcpost as mp
 from mcmcpost import core, sums
-from mcmcpost.control import ChainSums, Layout, stored_moments, sums_of
+from mcmcpost.control import Layout, Sums, stored_moments, sums_of
 
 MIX = np.array([[1.0, 0.0, 0.0], [0.5, 2.0, 0.0], [-0.3, 0.4, 30.0]])
 SHAPE = 4.0
@@ -86,7 +86,7 @@ def test_what_is_summed_is_taken_from_other_sums():
         mp.moments(tree, square, like=sums)
 
 
-def arrays_of(sums: ChainSums) -> list[np.ndarray]:
+def arrays_of(sums: Sums) -> list[np.ndarray]:
     # Not the passages of draws, of which those over a cut are left out.
     return [*(part for own in sums.moments for part in own), *sums.chains[3:], *sums[3:6]]
 
@@ -225,7 +225,7 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
         )
 
     sums = mp.moments(tree(0))
-    assert {"ChainSums", "Margins", "Diagonal"} <= {
+    assert {"Sums", "Margins", "Diagonal"} <= {
         type(family).__name__ for family in sums.features.families
     }
     stored = mp.load_tree(mp.save_tree(sums.to_datatree(), tmp_path / "sums.nc"))

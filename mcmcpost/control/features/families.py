@@ -250,7 +250,8 @@ def from_json(value: Any) -> Any:
         return value
     if "array" in value:
         return np.array(value["array"], value["dtype"])
-    wanted = {"Some": "Subset"}.get(value["kind"], value["kind"])  # its name in sums of 0.2.0
+    renamed = {"Some": "Subset", "Sums": "BlockSums"}  # since 0.2.0, whose sums may be read
+    wanted = renamed.get(value["kind"], value["kind"])
     kinds: list[Any] = [AbstractFamily]
     while (kind := kinds.pop()).__name__ != wanted:
         kinds += kind.__subclasses__()

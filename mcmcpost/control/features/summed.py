@@ -428,7 +428,7 @@ def sum_at(
     return total
 
 
-class ChainSums(NamedTuple):
+class Sums(NamedTuple):
     """The sums over some draws of chains of one length.
 
     fold : the first of which there are moments; zero of all draws. moments : of folds, for each set
@@ -445,7 +445,7 @@ class ChainSums(NamedTuple):
     missing: Float[np.ndarray, " p"]
     passages: Int[np.ndarray, " k"]
 
-    def __add__(self, other: "ChainSums") -> "ChainSums":  # type: ignore[override]
+    def __add__(self, other: "Sums") -> "Sums":  # type: ignore[override]
         """Return the sums over other draws of the same chains too."""
         low, high = np.minimum(self.low, other.low), np.maximum(self.high, other.high)
         starts = (self.fold,), (other.fold,)
@@ -455,7 +455,7 @@ class ChainSums(NamedTuple):
         )
         chains, missing = self.chains + other.chains, self.missing + other.missing
         passages = fewest(self.passages, other.passages)
-        return ChainSums(min(self.fold, other.fold), moments, chains, low, high, missing, passages)
+        return Sums(min(self.fold, other.fold), moments, chains, low, high, missing, passages)
 
 
 def sums_of(
@@ -467,7 +467,7 @@ def sums_of(
     values: Float[np.ndarray, "c b _"],
     place: tuple[int, int] = (0, 0),
     transform: Transform | None = None,
-) -> ChainSums:
+) -> Sums:
     """Return the sums over a chunk of a trace.
 
     layout, fingerprints : of the trace. draws, scores : of the coordinates that move.
@@ -520,7 +520,7 @@ def sums_of(
                 moments[k] += Moments.of(
                     controls[:, of.places], f[:, of.columns], label, ones, num_folds
                 )
-    return ChainSums(fold, tuple(moments), totals, low, high, missing, passages)
+    return Sums(fold, tuple(moments), totals, low, high, missing, passages)
 
 
 MOST_PASSAGES = 500
