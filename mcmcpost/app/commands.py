@@ -365,6 +365,40 @@ def open_sources(
     ]
     stored = {path for path in keep if path in alone or is_ladder(trees[path]) or not models}
     traces = [path for path, tree in trees.items() if path not in stored and not is_ladder(tree)]
+    model_of = _model_of_traces(paths, traces, models, with_ladder)
+    if estimate is not None and not with_ladder and len(traces) == len(paths):
+        raise InputError(
+            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add "
+            "--ladder to sample one."
+        )
+    # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
+    # were not taken. Proposals of a bridge have a seed, and its model has options.
+    if trees and not with_ladder and not any(map(edge.is_model_file, paths)):
+        _refuse_sampling(next(iter(trees)), traces, stored, given, options)
+    settings = edge.settings_of(given, edge.LADDER)
+    if with_ladder:
+        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are
+        # needed.
+        placed = edge.settings_of(given, edge.POSTERIOR | {"draws": edge.LADDER["draws"]})
+        runs = {path: _prepare(model_of[path], options, placed) for path in paths}
+        ladders = {}
+        for path, run in runs.items():
+            ladders[path] = ladder_of_model(run, placed, trees[path])
+            # At once: if the ladder of the next trace fails, this one is kept.
+            stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
+        return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
+    # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
+    runs = {path: _prepare(path, options, settings) for path in paths if edge.is_model_file(path)}
+    for path, run in runs.items():
+        trees[path] = ladder_of_model(run, settings)
+        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
+    return [Source(path, trees[path], model_of.get(path), stored=path in stored) for path in paths]
+
+
+def _model_of_traces(
+    paths: list[Path], traces: list[Path], models: list[Path], with_ladder: bool
+) -> dict[Path, Path]:
+    """Return the model file of each trace, after refusing what has too few or too many of them."""
     # A bridge evaluates the density at proposals, which the draws of a trace alone cannot.
     if traces and not models:
         raise InputError(
@@ -386,56 +420,34 @@ def open_sources(
         raise InputError(
             f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out."
         )
-    model_of = dict(
-        zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True)
-    )
     if with_ladder and len(traces) < len(paths):
         other = next(path for path in paths if path not in traces)
         raise InputError(
             f"evidence: expected of --ladder traces with --model alone, got {other}. Leave "
             "--ladder out."
         )
-    if estimate is not None and not with_ladder and len(traces) == len(paths):
-        raise InputError(
-            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add "
-            "--ladder to sample one."
-        )
-    # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
-    # were not taken. Proposals of a bridge have a seed, and its model has options.
-    if trees and not with_ladder and not any(map(edge.is_model_file, paths)):
-        adjusted = {
-            "option": None if traces else options or None,
-            "seed": None if traces else given["seed"],
-        }
-        if traces:
-            cure = "Drop them, or add --ladder to sample one from the trace."
-            edge.refuse_sampling("evidence", traces[0], "trace", {**given, **adjusted}, cure)
-        else:
-            first = next(iter(trees))
-            edge.refuse_sampling(
-                "evidence",
-                first,
-                "stored evidence" if first in stored else "ladder",
-                {**given, **adjusted},
-            )
-    settings = edge.settings_of(given, edge.LADDER)
-    if with_ladder:
-        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are
-        # needed.
-        placed = edge.settings_of(given, edge.POSTERIOR | {"draws": edge.LADDER["draws"]})
-        runs = {path: _prepare(model_of[path], options, placed) for path in paths}
-        ladders = {}
-        for path, run in runs.items():
-            ladders[path] = ladder_of_model(run, placed, trees[path])
-            # At once: if the ladder of the next trace fails, this one is kept.
-            stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
-        return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
-    # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
-    runs = {path: _prepare(path, options, settings) for path in paths if edge.is_model_file(path)}
-    for path, run in runs.items():
-        trees[path] = ladder_of_model(run, settings)
-        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
-    return [Source(path, trees[path], model_of.get(path), stored=path in stored) for path in paths]
+    return dict(
+        zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True)
+    )
+
+
+def _refuse_sampling(
+    first: Path,
+    traces: list[Path],
+    stored: set[Path],
+    given: Mapping[str, int | None],
+    options: list[str] | None,
+) -> None:
+    """Refuse options of sampling beside stored files, of which `first` is the first."""
+    adjusted: dict[str, object]
+    if traces:
+        adjusted = {**given, "option": None, "seed": None}
+        cure = "Drop them, or add --ladder to sample one from the trace."
+        edge.refuse_sampling("evidence", traces[0], "trace", adjusted, cure)
+    else:
+        adjusted = {**given, "option": options or None}
+        kind = "stored evidence" if first in stored else "ladder"
+        edge.refuse_sampling("evidence", first, kind, adjusted)
 
 
 def source_evidence(
