@@ -150,6 +150,7 @@ def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     with np.errstate(invalid="ignore"):
         size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
     odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
+    # Powers of two, by which a division is exact; 2^−1074 is the least number there is.
     _, exponent = np.frexp(np.where(odd, size, 1.0))
     return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
 

@@ -539,6 +539,7 @@ def surrogates(problem: Problem, columns: Sequence[int]) -> list[Quantity | None
             0
         ][1:]
     else:
+        # Too few states for a regression: of coordinates without correlation it would be this.
         along = z.T @ f / len(z)
     return [_surrogate(problem, z, *of_one) for of_one in zip(columns, f.T, along.T, strict=True)]
 

@@ -62,11 +62,13 @@ class ControlSet(NamedTuple):
         kept = first.kept if isinstance(first, Subset) else np.ones(functions.size, bool)
         row = dict(zip(functions.names, functions.uses, strict=True))
         splines = np.ones(functions.size - len(functions.steps), bool)
+        # Quantities that have the same steps share a fit.
         groups: dict[bytes, list[int]] = {}
         for j in self.columns.tolist():
             groups.setdefault(row[names[j]].tobytes(), []).append(j)
         for columns in groups.values():
             mask = kept & np.concatenate([row[names[columns[0]]], splines])
+            # The constant, and the families behind the functions, are in every fit.
             among = np.concatenate(
                 [[True], mask[kept], np.ones(len(self.places) - 1 - kept.sum(), bool)]
             )
@@ -126,6 +128,7 @@ class Features(NamedTuple):
         those for some."""
         named = list(zip(self.families, self.labels, strict=True))
         by_quantities: list[tuple[tuple[str, ...] | None, list[tuple[AbstractFamily, str]]]] = []
+        # The constant alone, for quantities that no family serves.
         if not named or named[0][0].serves is not None:
             by_quantities.append((None, []))
         by_quantities += [
@@ -146,6 +149,7 @@ class Features(NamedTuple):
             if serves is None:
                 columns = list(range(len(self.names)))
             else:
+                # A selection of quantities may lack some that the families are for.
                 columns = sorted(place[name] for name in serves if name in place)
             places = np.concatenate([[0], np.arange(start, end)])
             control_sets.append(
@@ -157,8 +161,10 @@ class Features(NamedTuple):
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
     ) -> Float[np.ndarray, "b q1"]:
         """Return the constant and the controls at some draws."""
+        # A score is a derivative: it is multiplied by what the draws are divided by.
         draws, scores = (draws - self.shift) / self.scale, scores * self.scale
         bare = [family.family if isinstance(family, Subset) else family for family in self.families]
+        # Of all families together, since some have their field in common.
         fields = iter(
             fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores)
         )
