@@ -460,7 +460,7 @@ def summary(
     if not (median or interval or len(levels)):
         return table
     every = np.array(list(dict.fromkeys([*([0.5] if median else []), *levels])))
-    found, ends = answers.distribution().quantiles_and_interval(
+    inverse, ends = answers.distribution().quantiles_and_interval(
         every if len(every) else None, interval
     )
 
@@ -471,12 +471,12 @@ def summary(
 
     # Columns in the order of `az.summary`: median, interval, quantiles.
     if median:
-        add("median", found, 0)
+        add("median", inverse, 0)
     if ends is not None:
         for place, name in enumerate(ends.names[:2]):
             add(name.rpartition("[")[2].rstrip("]"), ends, place)
     for text, level in zip(control.level_texts(levels), levels.tolist(), strict=True):
-        add(f"q{text}", found, every.tolist().index(level))
+        add(f"q{text}", inverse, every.tolist().index(level))
     return table
 
 
@@ -672,8 +672,8 @@ def elpd(
     # p_loo is made of the other two: where the error of one may be far too small, so is its own.
     doubtful = [s for s in status[:2] if s not in TRUSTED and s not in REPRODUCED]
     status = (*status[:2], min((status[2], *doubtful), key=WORST_FIRST.index), *status[3:])
-    found = estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
-    return _comparable(found)
+    shifted = estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+    return _comparable(shifted)
 
 
 def _comparable(estimate: control.Estimate) -> control.Estimate:

@@ -164,7 +164,7 @@ class Distribution(NamedTuple):
             of = np.repeat(self.place, at.shape[1])
             estimate = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
             each = [estimate.select(row) for row in np.arange(at.size).reshape(at.shape)]
-            rows = [Curve.of(row, [found]) for row, found in zip(at, each, strict=True)]
+            rows = [Curve.of(row, [density]) for row, density in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
         # Each probability is estimated by itself: together they may decrease by as much as their
         # errors. One that is hardly known, as a plain one, must not move one that is known well.
@@ -275,10 +275,10 @@ class Distribution(NamedTuple):
         if interval is None:
             return quantiles, None
         place = rows(tails) if bounds is None else 2 * self.place[:, None] + np.arange(2)
-        found = estimate if bounds is None else bounds
-        assert found is not None
+        ends = estimate if bounds is None else bounds
+        assert ends is not None
         labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
-        return quantiles, placed(found, labels, place.reshape(-1))
+        return quantiles, placed(ends, labels, place.reshape(-1))
 
     @in_float64
     def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:
@@ -559,14 +559,14 @@ def by_margins(
     quantities = Sample.of(sample.trace, names, each, np.zeros(len(names), bool), sample.states)
     dist = Distribution.of(quantities, method, options, of_all=False)
     steps = np.zeros((len(names), 1))
-    found = dist.events(sample.values[..., places], steps, shared=True)[0]
+    events = dist.events(sample.values[..., places], steps, shared=True)[0]
     source, lowest = np.arange(len(sample.names)), estimate.mcse**2
     for k, j in enumerate(places):
-        if found.mcse[k] ** 2 * NEED < lowest[j]:
-            source[j], lowest[j] = len(source) + k, found.mcse[k] ** 2
+        if events.mcse[k] ** 2 * NEED < lowest[j]:
+            source[j], lowest[j] = len(source) + k, events.mcse[k] ** 2
     if (source < len(source)).all():
         return estimate
-    return side_by_side([estimate, found], sample.trace.weights).select(source)
+    return side_by_side([estimate, events], sample.trace.weights).select(source)
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:

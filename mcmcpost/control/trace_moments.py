@@ -304,7 +304,7 @@ class TraceMoments(NamedTuple):
             [group.values / group.counts[..., None] for group in self.groups],
         )
         varying = np.array([status is Status.PLAIN for status in plain.status])
-        best, heavy, apart = plain, np.zeros(p, bool), self._contradicted(series)
+        best, heavy, contradicted = plain, np.zeros(p, bool), self._contradicted(series)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
         # Those of all fits at the draws that are kept, which only exact ones need: computed once,
@@ -316,7 +316,7 @@ class TraceMoments(NamedTuple):
                 controls, moments, folds, plain, options, at_kept
             )
             # Also where plain means are returned because the others contradict each other.
-            apart[columns] |= self._contradicted(left)
+            contradicted[columns] |= self._contradicted(left)
             first = controls.serves is None
             # Functions of a coordinate must be better by 5 per cent (`NEED`), as any richer family.
             better = first | (fitted.used & (fitted.mcse**2 * NEED < best.mcse[columns] ** 2))
@@ -336,8 +336,8 @@ class TraceMoments(NamedTuple):
         ]
         rows = self._in_rows(series)
         info["num_runs"] = rows.shape[1]
-        if apart.any():
-            info["apart"] = tuple(np.array(features.names)[apart].tolist())
+        if contradicted.any():
+            info["apart"] = tuple(np.array(features.names)[contradicted].tolist())
         return Estimate(
             names=features.names,
             mean=best.mean,
@@ -666,5 +666,5 @@ def _variances(
     each = np.stack([np.tensordot(group.counts, one, 2) for group, one in pairs]) / sizes[:, None]
     freedom = len(groups) - 1
     # Of equal shares it is the variance between groups over their number, as that of any mean.
-    apart = share**2 * (each - (share * each).sum(axis=0)) ** 2
-    return within, apart.sum(axis=0) * (freedom + 1) / max(freedom, 1), freedom
+    squares = share**2 * (each - (share * each).sum(axis=0)) ** 2
+    return within, squares.sum(axis=0) * (freedom + 1) / max(freedom, 1), freedom

@@ -153,7 +153,7 @@ def _work(jaxpr: Any) -> float:
         if name in ("while", "scan"):
             return np.inf
         parts = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(equation.params)]
-        inner = [part for part in parts if hasattr(part, "eqns")]
+        inner = [one for one in parts if hasattr(one, "eqns")]
         operands = (*equation.invars, *equation.outvars)
         shapes: list[tuple[int, ...]] = [getattr(v.aval, "shape", ()) for v in operands]
         if inner:
