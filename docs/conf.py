@@ -1,6 +1,7 @@
 """Configuration of the documentation: Sphinx, from the docstrings, with nothing loaded from the
 network."""
 
+import os
 import sys
 from importlib.metadata import version as installed
 from pathlib import Path
@@ -21,6 +22,15 @@ extensions = [
     "mathml",
     "source_path",
 ]
+if "READTHEDOCS" in os.environ:  # .ci/run builds without a network
+    extensions.append("sphinx.ext.intersphinx")
+    intersphinx_mapping = {
+        "arviz_base": ("https://python.arviz.org/projects/base/en/stable/", None),
+        "arviz_stats": ("https://python.arviz.org/projects/stats/en/stable/", None),
+        "jax": ("https://docs.jax.dev/en/latest/", None),
+        "numpy": ("https://numpy.org/doc/stable/", None),
+        "xarray": ("https://docs.xarray.dev/en/stable/", None),
+    }
 exclude_patterns = ["_build", "methods/_*"]
 default_role = "py:obj"
 add_module_names = False

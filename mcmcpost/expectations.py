@@ -14,26 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mcmcpost.control import (
-    KINDS,
-    AbstractControlVariate,
-    Auto,
-    Distribution,
-    Estimate,
-    Fits,
-    Options,
-    Smooth,
-    TraceMoments,
-    by_margins,
-    contradicting,
-    estimate_derived,
-    estimate_spread,
-    level_texts,
-    pool,
-    repeated_chain,
-    stored_estimate,
-    with_worth,
-)
+from mcmcpost import control
 from mcmcpost.core.arguments import (
     as_names,
     check_flags,
@@ -73,13 +54,13 @@ if TYPE_CHECKING:
 def variance(
     tree: "xarray.DataTree",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate posterior variances, named ``var(x)``, with their Monte Carlo errors; arguments as
     in `expectation`."""
     return _spread(
@@ -87,40 +68,44 @@ def variance(
         tree,
         integrands,
         method,
-        Options(standardize, folds, allow_bad_scores, fallback),
+        control.Options(standardize, folds, allow_bad_scores, fallback),
     )
 
 
 def standard_deviation(
     tree: "xarray.DataTree",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate posterior standard deviations, named ``sd(x)``, with their Monte Carlo errors.
 
     Arguments are those of `expectation`. `mean_plain` is the standard deviation of the draws, and
     `mcse_plain` its error, ArviZ's ``mcse_sd``, enlarged where few effective draws make it up.
     """
     return _spread(
-        "sd", tree, integrands, method, Options(standardize, folds, allow_bad_scores, fallback)
+        "sd",
+        tree,
+        integrands,
+        method,
+        control.Options(standardize, folds, allow_bad_scores, fallback),
     )
 
 
 def covariance(
     tree: "xarray.DataTree",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate the posterior covariances of all pairs of integrands, ``cov(x, y)`` and ``cov(x,
     x)``.
 
@@ -132,20 +117,20 @@ def covariance(
         tree,
         integrands,
         method,
-        Options(standardize, folds, allow_bad_scores, fallback),
+        control.Options(standardize, folds, allow_bad_scores, fallback),
     )
 
 
 def correlation(
     tree: "xarray.DataTree",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate the posterior correlations of all pairs of different integrands, ``corr(x, y)``.
 
     Arguments are those of `expectation`; p integrands have p(p − 1)/2 correlations, in the order of
@@ -156,7 +141,7 @@ def correlation(
         tree,
         integrands,
         method,
-        Options(standardize, folds, allow_bad_scores, fallback),
+        control.Options(standardize, folds, allow_bad_scores, fallback),
     )
 
 
@@ -164,13 +149,13 @@ def delta_method(
     tree: "xarray.DataTree",
     functions: Mapping[str, Callable[[dict[str, Any]], Any]],
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate smooth functions of posterior expectations, such as their ratios, with their Monte
     Carlo errors.
 
@@ -209,17 +194,17 @@ def delta_method(
         raise InputError(where, "`functions`, at least one", "none", cure)
     for name, function in functions.items():
         check_function(where, name, function, 1, cure)
-    options = Options(standardize, folds, allow_bad_scores, fallback)
+    options = control.Options(standardize, folds, allow_bad_scores, fallback)
     answers = Answers.of(tree, integrands, method, options)
     question, chunks = answers.question, answers.chunks
     # Any mean may enter a user's function: JAX finds the slopes, zero where it does not.
     every = np.arange(len(question.sample.names))[None]
     parts = [
-        Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
+        control.Smooth((name,), every, _of_means(name, function, question.shapes), steps=True)
         for name, function in functions.items()
     ]
     if chunks is None:
-        estimate = in_float64(estimate_derived)(
+        estimate = in_float64(control.estimate_derived)(
             question.sample, parts, question.method, question.options
         )
     else:
@@ -264,9 +249,9 @@ def _spread(
     kind: str,
     tree: "xarray.DataTree",
     integrands: Any,
-    method: str | AbstractControlVariate,
-    options: Options,
-) -> Estimate:
+    method: str | control.AbstractControlVariate,
+    options: control.Options,
+) -> control.Estimate:
     answers = Answers.of(tree, integrands, method, options)
     estimate = answers.spread(kind, alone=True)
     warn_of_contradiction(contradicted(estimate, known=answers.question.options.bad_scores))
@@ -288,8 +273,8 @@ class Answers:
         cls,
         tree: "xarray.DataTree",
         integrands: Any,
-        method: str | AbstractControlVariate,
-        options: Options,
+        method: str | control.AbstractControlVariate,
+        options: control.Options,
         *,
         weighted: bool = True,
     ) -> "Answers":
@@ -309,18 +294,18 @@ class Answers:
         return chains, draws
 
     @cached_property
-    def fits(self) -> Fits:
+    def fits(self) -> control.Fits:
         """Those of the integrands, from draws in memory: spreads have the means among theirs."""
         question = self.question
-        return in_float64(Fits.of)(question.sample, question.method, question.options)
+        return in_float64(control.Fits.of)(question.sample, question.method, question.options)
 
-    def expectation(self) -> Estimate:
+    def expectation(self) -> control.Estimate:
         """Return the expectations of the integrands."""
         if self.chunks is not None:
             return self.chunks.expectation()
         return answer(self.question, self.fits)
 
-    def spread(self, kind: str, *, alone: bool = False) -> Estimate:
+    def spread(self, kind: str, *, alone: bool = False) -> control.Estimate:
         """Return their variances, standard deviations, … ; `kind` is a name of `KINDS`.
 
         alone : nothing else is asked, and one fit of means and products costs less than two.
@@ -329,16 +314,16 @@ class Answers:
         if kind == "correlation" and len(question.sample.names) < 2:
             raise InputError(kind, "at least two integrands", question.sample.names[0], "Name two.")
         if self.chunks is not None:
-            return self.chunks.spreads(KINDS[kind])
-        return in_float64(estimate_spread)(
-            KINDS[kind],
+            return self.chunks.spreads(control.KINDS[kind])
+        return in_float64(control.estimate_spread)(
+            control.KINDS[kind],
             question.sample,
             question.method,
             question.options,
             None if alone else self.fits,
         )
 
-    def distribution(self) -> Distribution:
+    def distribution(self) -> control.Distribution:
         """Return their distributions."""
         return (
             answer_distribution(self.question)
@@ -348,15 +333,15 @@ class Answers:
 
 
 def expectation(
-    tree: "xarray.DataTree | TraceMoments",
+    tree: "xarray.DataTree | control.TraceMoments",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate posterior expectations, with their Monte Carlo errors, by Stein control variates.
 
     Parameters
@@ -404,18 +389,18 @@ def expectation(
         integrand (R-hat), transitions of the sampler diverged, or Pareto k̂ of the weights is above
         0.7; the status is then ``heavy_tail``.
     """
-    options = Options(standardize, folds, allow_bad_scores, fallback)
+    options = control.Options(standardize, folds, allow_bad_scores, fallback)
     # Sums have no draws: what they are of was chosen when they were made.
     if (sums := as_moments(tree)) is not None:
         return expectation_of_moments(sums, integrands, method, options)
-    assert not isinstance(tree, TraceMoments)
+    assert not isinstance(tree, control.TraceMoments)
     return Answers.of(tree, integrands, method, options).expectation()
 
 
 def summary(
-    tree: "xarray.DataTree | TraceMoments",
+    tree: "xarray.DataTree | control.TraceMoments",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
@@ -457,7 +442,7 @@ def summary(
     check_flags("summary", sd=sd, median=median)
     levels = check_probabilities(quantiles) if np.size(quantiles) else np.empty(0)
     interval = resolve_interval("summary", ci_prob, ci_kind)
-    options = Options(standardize, folds, allow_bad_scores, fallback)
+    options = control.Options(standardize, folds, allow_bad_scores, fallback)
     if (sums := as_moments(tree)) is not None:
         # Squares and events of theirs would have to be sums, too.
         if sd or median or interval or len(levels):
@@ -465,7 +450,7 @@ def summary(
             raise InputError("summary", "means alone of sums", "what needs the draws", cure)
         estimate = expectation_of_moments(sums, integrands, method, options)
         return estimate.to_dataframe().drop(columns=["mean", "sd"])
-    assert not isinstance(tree, TraceMoments)
+    assert not isinstance(tree, control.TraceMoments)
     # One question for all columns: the score gate, R-hat and their warnings come once.
     answers = Answers.of(tree, integrands, method, options)
     table = answers.expectation().to_dataframe().drop(columns=["mean", "sd"])
@@ -475,27 +460,27 @@ def summary(
     if not (median or interval or len(levels)):
         return table
     every = np.array(list(dict.fromkeys([*([0.5] if median else []), *levels])))
-    found, ends = answers.distribution().quantiles_and_interval(
+    inverse, ends = answers.distribution().quantiles_and_interval(
         every if len(every) else None, interval
     )
 
-    def add(column: str, estimate: Estimate | None, place: int) -> None:
+    def add(column: str, estimate: control.Estimate | None, place: int) -> None:
         assert estimate is not None
         rows = slice(place, None, len(estimate.names) // len(table))  # those of one in turn
         table[f"{column}_cv"], table[f"mcse_{column}_cv"] = estimate.mean[rows], estimate.mcse[rows]
 
     # Columns in the order of `az.summary`: median, interval, quantiles.
     if median:
-        add("median", found, 0)
+        add("median", inverse, 0)
     if ends is not None:
         for place, name in enumerate(ends.names[:2]):
             add(name.rpartition("[")[2].rstrip("]"), ends, place)
-    for text, level in zip(level_texts(levels), levels.tolist(), strict=True):
-        add(f"q{text}", found, every.tolist().index(level))
+    for text, level in zip(control.level_texts(levels), levels.tolist(), strict=True):
+        add(f"q{text}", inverse, every.tolist().index(level))
     return table
 
 
-def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
+def pool_estimates(*estimates: "control.Estimate | xarray.DataTree") -> control.Estimate:
     """Combine estimates of the same quantities from independent chains of one posterior, without
     their draws.
 
@@ -526,12 +511,17 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
     where = "pool_estimates"
     given: Sequence[object] = estimates
     for one in given:
-        if not (isinstance(one, Estimate) or hasattr(one, "children")) or isinstance(one, type):
+        if not (isinstance(one, control.Estimate) or hasattr(one, "children")) or isinstance(
+            one, type
+        ):
             cure = "Pass what expectation() returned"
             cure += f", or load_tree({one!r})." if isinstance(one, str) else "."
             expected = "estimates, each an Estimate or a tree that has one"
             raise InputTypeError(where, expected, type(one).__name__, cure)
-    parts = [one if isinstance(one, Estimate) else stored_estimate(one) for one in estimates]
+    parts = [
+        one if isinstance(one, control.Estimate) else control.stored_estimate(one)
+        for one in estimates
+    ]
     if len(parts) < 2:
         raise InputError(
             where,
@@ -553,46 +543,50 @@ def pool_estimates(*estimates: "Estimate | xarray.DataTree") -> Estimate:
             cure = "Reduce as many draws of each chain: tree.isel(draw=slice(n))."
             raise InputError(where, "estimates from chains of one length", draws, cure)
     # Told by the residuals of its draws, since files of estimates have no draws.
-    shared = repeated_chain(parts)
+    shared = control.repeated_chain(parts)
     if shared is not None:
         got = f"one of the chains of estimate {shared[0]} in estimate {shared[1]}, counting from 0"
         raise InputError(where, "every chain once", got, "Pass estimates of different chains.")
-    pooled = pool(parts)
+    pooled = control.pool(parts)
     # Averaging what contradicts itself would hide it: the mean is returned, and the warning names
     # it.
     contradictory = [
-        name for name, bad in zip(pooled.names, contradicting(parts, pooled), strict=True) if bad
+        name
+        for name, bad in zip(pooled.names, control.contradicting(parts, pooled), strict=True)
+        if bad
     ]
     warn_of_parts("The estimates", contradictory)
     return pooled
 
 
-def answer(question: Question, fits: Fits | None = None) -> Estimate:
+def answer(question: Question, fits: control.Fits | None = None) -> control.Estimate:
     """Return the expectations of the integrands of a question, whose `fits` may be known."""
     sample, method, options = question.sample, question.method, question.options
-    known = in_float64(Fits.of)(sample, method, options) if fits is None else fits
+    known = in_float64(control.Fits.of)(sample, method, options) if fits is None else fits
     estimate = in_float64(known.expectations)(sample, options)
     if question.margins:
-        estimate = in_float64(by_margins)(estimate, sample, question.margins, method, options)
+        estimate = in_float64(control.by_margins)(
+            estimate, sample, question.margins, method, options
+        )
     warn_of_contradiction(contradicted(estimate, known=question.options.bad_scores))
-    return estimate if question.seconds is None else with_worth(estimate, question.seconds)
+    return estimate if question.seconds is None else control.with_worth(estimate, question.seconds)
 
 
 LOG_LIKELIHOOD = "log_likelihood"
 
-WITHOUT_KERNELS = Auto(kernel=False)
+WITHOUT_KERNELS = control.Auto(kernel=False)
 
 
 def elpd(
     tree: "xarray.DataTree",
     var_name: str | None = None,
-    method: str | AbstractControlVariate = WITHOUT_KERNELS,
+    method: str | control.AbstractControlVariate = WITHOUT_KERNELS,
     *,
     standardize: tuple[Any, Any] | None = None,
     folds: int | None = None,
     allow_bad_scores: bool = False,
     fallback: bool = True,
-) -> Estimate:
+) -> control.Estimate:
     """Estimate the expected log predictive density by leaving one observation out, with its Monte
     Carlo error.
 
@@ -637,27 +631,31 @@ def elpd(
         scaled = np.exp(values - best), np.exp(worst - values)
     densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(pointwise.names)}
     densities |= {f"1/p({name})": scaled[1][..., i] for i, name in enumerate(pointwise.names)}
-    options = Options(standardize, folds, allow_bad_scores, fallback)
+    options = control.Options(standardize, folds, allow_bad_scores, fallback)
     question = make_question(tree, densities, method, options, weighted=True)
     # Sums over observations are functions of all 2n means, whose errors are correlated: hence
     # memory of (2n)².
     n = len(pointwise.names)
     direct, inverse = np.arange(n), np.arange(n) + n
     parts = [
-        Smooth(("elpd_loo",), inverse[None], _minus_log_product),
-        Smooth(("lppd",), direct[None], _log_product),
-        Smooth(("p_loo",), np.concatenate([direct, inverse])[None], _log_product),
-        Smooth(
+        control.Smooth(("elpd_loo",), inverse[None], _minus_log_product),
+        control.Smooth(("lppd",), direct[None], _log_product),
+        control.Smooth(("p_loo",), np.concatenate([direct, inverse])[None], _log_product),
+        control.Smooth(
             tuple(f"elpd_loo({name})" for name in pointwise.names),
             inverse[:, None],
             _minus_log_product,
         ),
-        Smooth(tuple(f"lppd({name})" for name in pointwise.names), direct[:, None], _log_product),
+        control.Smooth(
+            tuple(f"lppd({name})" for name in pointwise.names), direct[:, None], _log_product
+        ),
     ]
     # a log likelihood that never changes is that of a masked observation, and no event that was not
     # seen
     sample = question.sample._replace(events=np.zeros(2 * n, bool), unseen=np.zeros(2 * n, bool))
-    estimate = in_float64(estimate_derived)(sample, parts, question.method, question.options)
+    estimate = in_float64(control.estimate_derived)(
+        sample, parts, question.method, question.options
+    )
     with np.errstate(invalid="ignore"):
         shift = np.concatenate([[worst.sum(), best.sum(), (best - worst).sum()], worst, best])
     # The ratios' logs, and what was divided by.
@@ -674,13 +672,13 @@ def elpd(
     # p_loo is made of the other two: where the error of one may be far too small, so is its own.
     doubtful = [s for s in status[:2] if s not in TRUSTED and s not in REPRODUCED]
     status = (*status[:2], min((status[2], *doubtful), key=WORST_FIRST.index), *status[3:])
-    found = estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
-    return _comparable(found)
+    shifted = estimate._replace(**moved, residuals=estimate.residuals + shift, status=status)
+    return _comparable(shifted)
 
 
-def _comparable(estimate: Estimate) -> Estimate:
+def _comparable(estimate: control.Estimate) -> control.Estimate:
     """Return an estimate of `elpd` that ``az.compare`` takes, which asks for its own class."""
-    cls: type[Estimate] = _comparable_class()
+    cls: type[control.Estimate] = _comparable_class()
     return cls(*estimate)
 
 
@@ -691,7 +689,7 @@ def _comparable_class() -> Any:
     from arviz_stats.utils import ELPDData
     from xarray import DataArray
 
-    class Elpd(Estimate, ELPDData):
+    class Elpd(control.Estimate, ELPDData):
         kind, scale = "loo", "log"
         elpd = property(lambda self: float(self.mean[0]))
         p = property(lambda self: float(self.mean[2]))
@@ -716,7 +714,7 @@ def _comparable_class() -> Any:
 
         def __reduce__(self) -> Any:
             # Pickle finds no class of a function by its name.
-            return _comparable, (Estimate(*self),)
+            return _comparable, (control.Estimate(*self),)
 
     return Elpd
 

@@ -14,7 +14,7 @@ from scipy.special import ndtr
 
 from mcmcpost.control import Distribution, Estimate, Features, PlainMean
 from mcmcpost.control.estimate import Curve, covariance_of
-from mcmcpost.control.features.quantity import Conditional, Field, FunctionsOf, fields_at
+from mcmcpost.control.features.quantity import Conditional, FunctionsOf, QuantityField, fields_at
 from mcmcpost.control.features.summed import Transform
 from mcmcpost.control.functions import Served
 from mcmcpost.control.order_statistics import (
@@ -31,7 +31,7 @@ from mcmcpost.core.errors import TRUSTED, Status
 from mcmcpost.core.mcse import kernel_density
 from mcmcpost.core.precision import in_float64
 from mcmcpost.sample import warn_of_not_finite
-from mcmcpost.sums import InChunks, in_units, problem_of
+from mcmcpost.sums import InChunks, features_in_units, problem_of
 
 NEARBY = 11
 """Points near either end of a shortest interval at which the distribution function is estimated."""
@@ -171,10 +171,10 @@ class OverChunks(NamedTuple):
                 )
         parts = list[tuple[Features, Transform]]()
         if kernels:
-            parts.append(self._as_part(AllOf(tuple(kernels.values())), kernels, []))
+            parts.append(self._summand(AllOf(tuple(kernels.values())), kernels, []))
         if controlled:
             parts.append(
-                self._as_part(AllDensitiesOf(tuple(controlled.values())), controlled, families)
+                self._summand(AllDensitiesOf(tuple(controlled.values())), controlled, families)
             )
         sums = self.chunks.moments(parts) if parts else []
         means = [in_float64(one.estimate)(self.chunks.question.options) for one in sums]
@@ -201,7 +201,7 @@ class OverChunks(NamedTuple):
         )
         return curves
 
-    def _as_part(
+    def _summand(
         self, transform: Transform, of: Iterable[int], families: Sequence[tuple[FunctionsOf, str]]
     ) -> tuple[Features, Transform]:
         """Return what is to be summed of a transform that has as many values of each of some
@@ -211,7 +211,9 @@ class OverChunks(NamedTuple):
         problem, _ = problem_of(sample.trace, values, slice(None))
         each = values.shape[-1] // max(len(list(of)), 1)
         names = tuple(f"{i} {k}" for i in of for k in range(each))
-        return in_units(problem, families, names, values, np.zeros(len(names), bool)), transform
+        return features_in_units(
+            problem, families, names, values, np.zeros(len(names), bool)
+        ), transform
 
     def quantiles(self, levels: Float[np.ndarray, " a"]) -> Estimate:
         """Return the quantiles of all p quantities, those of one after those of another; see
@@ -323,7 +325,7 @@ class DensityOf(NamedTuple):
         unsure = np.max(differences, axis=0, initial=0.0) if differences else np.zeros(len(at))
         return cls(column, field, place, within, h, by, density, unexplained, unsure)
 
-    def better(self, known: Densities, found: Estimate, status: Status, ess: float) -> Densities:
+    def better(self, known: Densities, estimate: Estimate, status: Status, ess: float) -> Densities:
         """Return densities with those of this field where they are known better.
 
         status : of the mean of the quantity. ess : of the draws by which the regression is.
@@ -332,26 +334,35 @@ class DensityOf(NamedTuple):
         # draws were.
         with np.errstate(invalid="ignore", divide="ignore"):
             second = (
-                (found.mean - self.density)
+                (estimate.mean - self.density)
                 * self.within.error(self.h, ess)
                 / self.within.at(self.h)
             )
         # A variance less by 1 − R² is that of a density which differs, as a normal one does, by so
         # much.
         mean, sd = self.field.normal
-        other = found.mean * self.unexplained * (1 + ((self.h - mean) / sd) ** 2) / 2
+        other = estimate.mean * self.unexplained * (1 + ((self.h - mean) / sd) ** 2) / 2
         # Of the few draws that are kept hardly one may be beyond a point, which then seems to be a
         # heavy tail.
         light = status is not Status.HEAVY_TAIL
         seen = [
-            Status.CONTROLLED if light and one is Status.HEAVY_TAIL else one for one in found.status
+            Status.CONTROLLED if light and one is Status.HEAVY_TAIL else one
+            for one in estimate.status
         ]
-        error = np.sqrt(found.mcse**2 + second**2 + other**2 + (found.mean * self.unsure) ** 2)
+        error = np.sqrt(
+            estimate.mcse**2 + second**2 + other**2 + (estimate.mean * self.unsure) ** 2
+        )
         return known.improved(
-            found.mean, error, found.mean_plain, found.mcse_plain, np.array(seen, dtype=object)
+            estimate.mean,
+            error,
+            estimate.mean_plain,
+            estimate.mcse_plain,
+            np.array(seen, dtype=object),
         )
 
-    def of_field(self, field: Field, values: Float[np.ndarray, "b p"]) -> Float[np.ndarray, "b t"]:
+    def of_field(
+        self, field: QuantityField, values: Float[np.ndarray, "b p"]
+    ) -> Float[np.ndarray, "b t"]:
         """Return what is averaged at some draws."""
         # Of the field's quantity: its step is where that of the control is, and nothing is left
         # between two draws.
@@ -406,13 +417,13 @@ class KernelsOf(NamedTuple):
         width = kernel_density(series, at / unit, 1.0)[1] * (series.size / total) ** 0.2
         return cls(column, at, width * unit)
 
-    def densities(self, found: Estimate, low: float, high: float) -> Densities:
+    def densities(self, estimate: Estimate, low: float, high: float) -> Densities:
         """Return kernel estimates from the means over all draws, of which the quantity has this
         range."""
         t = len(self.at)
         with np.errstate(invalid="ignore", divide="ignore"):
-            ess = max(float((found.sd[0] / found.mcse[0]) ** 2), 1.0)
-        kernel, wider, below = found.mean[1:].reshape(3, t)
+            ess = max(float((estimate.sd[0] / estimate.mcse[0]) ** 2), 1.0)
+        kernel, wider, below = estimate.mean[1:].reshape(3, t)
         # As for draws in memory: an effective draw that none is there by chance, and the bias, to
         # first order.
         one, end = (
@@ -420,9 +431,9 @@ class KernelsOf(NamedTuple):
             np.fmin(self.at - low, high - self.at) < self.width,
         )
         bias = np.where(end, np.fmax(np.abs(wider - kernel), kernel / 2), wider - kernel)
-        error = np.sqrt(found.mcse[1 : t + 1] ** 2 + one**2 + bias**2)
+        error = np.sqrt(estimate.mcse[1 : t + 1] ** 2 + one**2 + bias**2)
         below = np.where(self.at == high, 1 - 1 / ess, below)
-        return Densities.of_kernel(kernel, error, below, (ess, float(found.sd[0])))
+        return Densities.of_kernel(kernel, error, below, (ess, float(estimate.sd[0])))
 
     def __call__(
         self, values: Float[np.ndarray, "*b p"], draws: np.ndarray, scores: np.ndarray

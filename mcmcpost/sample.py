@@ -7,53 +7,28 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from mcmcpost.control import (
-    AbstractControlVariate,
-    Auto,
-    ControlFunctional,
-    Estimate,
-    Options,
-    PlainMean,
-    Sample,
-    SemiExact,
-    Structured,
-    VectorFields,
-    ZeroVariance,
-    read_moments,
-    structure_of,
-)
+from mcmcpost import control, trees
 from mcmcpost.core.arguments import check_flags
 from mcmcpost.core.errors import InputError, Status, warn
 from mcmcpost.core.runtime import did_you_mean
 from mcmcpost.scores import ScoreCheck, ScoreError, ScoreWarning
 from mcmcpost.trace import Trace, moving, without_fixed
-from mcmcpost.trees import (
-    Convergence,
-    ConvergenceWarning,
-    check_convergence,
-    gate,
-    integrand_values,
-    read_trace,
-    recorded_log_density,
-    sampling_seconds,
-    warn_of_convergence,
-)
 
 if TYPE_CHECKING:
     import xarray
 
 
-METHODS: dict[str, AbstractControlVariate] = {
-    "auto": Auto(),
-    "plain": PlainMean(),
-    "zv1": ZeroVariance(1),
-    "zv2": ZeroVariance(2),
-    "zv3": ZeroVariance(3),
-    "vf1": VectorFields(1),
-    "vf2": VectorFields(2),
-    "cf": ControlFunctional(max_states=4_000),
-    "secf": SemiExact(2, max_states=4_000),
-    "structured": Structured(),
+METHODS: dict[str, control.AbstractControlVariate] = {
+    "auto": control.Auto(),
+    "plain": control.PlainMean(),
+    "zv1": control.ZeroVariance(1),
+    "zv2": control.ZeroVariance(2),
+    "zv3": control.ZeroVariance(3),
+    "vf1": control.VectorFields(1),
+    "vf2": control.VectorFields(2),
+    "cf": control.ControlFunctional(max_states=4_000),
+    "secf": control.SemiExact(2, max_states=4_000),
+    "structured": control.Structured(),
 }
 """Short names of methods, for ``method=`` and the command line. Kernels are fitted on at most 4,000
 states."""
@@ -69,7 +44,7 @@ def structure(tree: "xarray.DataTree") -> dict[str, tuple[str, ...] | tuple[tupl
     use these blocks; change the dict and pass it as their ``structure=`` where the labels mislead.
     """
     # Of the coordinates that move, as the fits see them: a fixed element has no score to add up.
-    return structure_of(without_fixed(read_trace(tree, weighted=True)).names)
+    return control.structure_of(without_fixed(trees.read_trace(tree, weighted=True)).names)
 
 
 NO_GAIN = ("constant", "boundary")
@@ -93,20 +68,20 @@ class Question(NamedTuple):
 
     every: Trace
     check: ScoreCheck
-    sample: Sample
+    sample: control.Sample
     shapes: dict[str, tuple[int, ...]]
     margins: Mapping[str, list[Float[np.ndarray, "c n"]]]
-    method: AbstractControlVariate
-    options: Options
-    convergence: Convergence
+    method: control.AbstractControlVariate
+    options: control.Options
+    convergence: trees.Convergence
     seconds: float | None
 
 
 def make_question(
     tree: "xarray.DataTree",
     integrands: Any,
-    method: str | AbstractControlVariate,
-    options: Options,
+    method: str | control.AbstractControlVariate,
+    options: control.Options,
     *,
     weighted: bool = False,
     whole: "xarray.DataTree | None" = None,
@@ -122,35 +97,46 @@ def make_question(
     choice = resolve_method(method)
     check_flags("score gate", allow_bad_scores=options.allow_bad_scores)
     check_flags("expectation", fallback=options.fallback)
-    every = read_trace(tree, weighted=weighted)
+    every = trees.read_trace(tree, weighted=weighted)
     # Before fixed coordinates are left out: its report names the parameters of the whole trace.
     check = check_gate(
-        tree, every, options.allow_bad_scores, scores_needed=not isinstance(choice, PlainMean)
+        tree,
+        every,
+        options.allow_bad_scores,
+        scores_needed=not isinstance(choice, control.PlainMean),
     )
     trace = without_fixed(every)
     if check.pattern == "nonfinite":
         # Plain means do not use the scores, but they are transformed with the draws.
         trace = trace._replace(scores=trace.draws)
     # Values after the gate: functions of draws may take long, and scores that fail end here.
-    names, values, events, shapes, margins = integrand_values(tree, integrands)
+    names, values, events, shapes, margins = trees.integrand_values(tree, integrands)
     if check.failed and not options.allow_bad_scores:
-        choice = PlainMean()
-    convergence = check_convergence(tree if whole is None else whole, [(names, values)])
-    warn_of_convergence(convergence)
+        choice = control.PlainMean()
+    convergence = trees.check_convergence(tree if whole is None else whole, [(names, values)])
+    trees.warn_of_convergence(convergence)
     options = options._replace(
         # Known moments are given for all parameters, and fits see those that move.
         standardize=of_moving(every, options.standardize),
         bad_scores=check.failed
-        and not (check.pattern in NO_GAIN and isinstance(choice, PlainMean)),
+        and not (check.pattern in NO_GAIN and isinstance(choice, control.PlainMean)),
         verified=check.verified,
     )
     # Made once: means, deviations and quantiles of one summary share the search for repeated
     # states.
-    sample = Sample.of(trace, names, values, events)
+    sample = control.Sample.of(trace, names, values, events)
     if whole is None:
         _warn_of_values(names, values, sample.finite)
     return Question(
-        every, check, sample, shapes, margins, choice, options, convergence, sampling_seconds(tree)
+        every,
+        check,
+        sample,
+        shapes,
+        margins,
+        choice,
+        options,
+        convergence,
+        trees.sampling_seconds(tree),
     )
 
 
@@ -166,7 +152,7 @@ def check_gate(
     """
     # With the recorded density scores are also tested along near draws, which finds a factor of
     # 1.05 (docs/errors.md, the score gate).
-    check = gate(trace, allow_bad_scores, recorded_log_density(tree, trace))
+    check = trees.gate(trace, allow_bad_scores, trees.recorded_log_density(tree, trace))
     if scores_needed and check.pattern == "nonfinite":
         raise ScoreError(check.message)
     return check
@@ -211,7 +197,7 @@ NAMED = 3
 """Quantities that one warning describes."""
 
 
-def contradicted(estimate: Estimate, *, known: bool) -> list[str]:
+def contradicted(estimate: control.Estimate, *, known: bool) -> list[str]:
     """Return the quantities whose controlled and plain estimates contradict each other.
 
     known : the score gate has said before that the scores are bad: every status says so.
@@ -237,7 +223,7 @@ def warn_of_parts(what: str, names: Sequence[str]) -> None:
         warn(
             f"{what} of {', '.join(names)} contradict each other: they are of other posteriors, or "
             "their chains have not converged.",
-            ConvergenceWarning,
+            trees.ConvergenceWarning,
         )
 
 
@@ -247,13 +233,13 @@ def of_moving(trace: Trace, standardize: Any) -> Any:
     if standardize is None:
         return None
     moves = moving(trace.draws)
-    mean, sd = read_moments(standardize, len(moves))
+    mean, sd = control.read_moments(standardize, len(moves))
     return mean[moves], sd[moves]
 
 
-def resolve_method(method: str | AbstractControlVariate) -> AbstractControlVariate:
+def resolve_method(method: str | control.AbstractControlVariate) -> control.AbstractControlVariate:
     """Return the method that a short name stands for; an object stands for itself."""
-    if isinstance(method, AbstractControlVariate):
+    if isinstance(method, control.AbstractControlVariate):
         return method
     if isinstance(method, str) and method in METHODS:
         return METHODS[method]

@@ -426,7 +426,7 @@ def look(
     aimed = np.isfinite(_aims(estimate.names, mcse))
     excess = np.where(aimed, np.where(unknown | np.isnan(excess), np.inf, excess), 0.0)
     # Errors of chains that disagree are too small, and say nothing about how far there is to go.
-    if question.convergence.apart:
+    if question.convergence.unconverged:
         excess = np.where(aimed, np.maximum(excess, STUCK), excess)
     worst = int(np.argmax(excess))
     farthest = Look(

@@ -11,24 +11,8 @@ from uuid import uuid4
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control import (
-    AbstractControlVariate,
-    Auto,
-    Estimate,
-    Features,
-    Layout,
-    Options,
-    PlainMean,
-    Sample,
-    Sums,
-    TraceMoments,
-    check_same_features,
-    fingerprints_of,
-    stored_moments,
-    sums_of,
-    with_worth,
-)
-from mcmcpost.control.derived import Kind, Pairs, Smooth, derived_of_sums
+from mcmcpost import control
+from mcmcpost.control.derived import Kind, Smooth, SpreadTerms, derived_of_sums
 from mcmcpost.control.estimate import rescaled, side_by_side
 from mcmcpost.control.features.families import AbstractFamily
 from mcmcpost.control.features.quantity import FunctionsOf
@@ -67,12 +51,12 @@ if TYPE_CHECKING:
 def moments(
     tree: "xarray.DataTree",
     integrands: Any = None,
-    method: str | AbstractControlVariate = "auto",
+    method: str | control.AbstractControlVariate = "auto",
     *,
-    like: "TraceMoments | xarray.DataTree | None" = None,
+    like: "control.TraceMoments | xarray.DataTree | None" = None,
     start: int = 0,
     allow_bad_scores: bool = False,
-) -> TraceMoments:
+) -> control.TraceMoments:
     """Return the sums over a trace that `expectation` and `summary` need; those of several traces
     add.
 
@@ -119,11 +103,11 @@ def moments(
         return known
     if model is None:
         cure = "Pass what moments() returned, or a tree that has it."
-        check_kind("moments", "like", like, (TraceMoments, None), cure)
+        check_kind("moments", "like", like, (control.TraceMoments, None), cure)
     draws, scores, _ = draws_and_scores(tree)
     chains, whole = draws.shape[:2]
     check_count("moments", "start", start, "It is a number of draws.", least=0, most=whole - 1)
-    options = Options(allow_bad_scores=allow_bad_scores)
+    options = control.Options(allow_bad_scores=allow_bad_scores)
     if model is not None and integrands is None:
         integrands = _variables_like(tree, model.features.names)
     # Smaller arrays in chunks are read whole: tasks would cost more than sums.
@@ -132,8 +116,8 @@ def moments(
         features = chunked.features(resolve_method(method), model)
         return chunked.moments([(features, None)])[0]
     layout, fingerprints = (
-        Layout.of(chains, whole - start, start),
-        fingerprints_of(draws[:, :TELLING].values),
+        control.Layout.of(chains, whole - start, start),
+        control.fingerprints_of(draws[:, :TELLING].values),
     )
     if start:
         tree, integrands = (
@@ -143,7 +127,7 @@ def moments(
     question = make_question(tree, integrands, method, options)
     features = _features(question, resolve_method(method), layout, model)
     trace = question.sample.trace
-    sums = in_float64(sums_of)(
+    sums = in_float64(control.sums_of)(
         features, layout, fingerprints, trace.draws, trace.scores, question.sample.values
     )
     return _with_facts(features, sums, question, layout)
@@ -164,10 +148,12 @@ def _variables_like(tree: "xarray.DataTree", names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(variables.values()))
 
 
-def _with_facts(features: Features, sums: Sums, question: Question, layout: Layout) -> TraceMoments:
+def _with_facts(
+    features: control.Features, sums: control.Sums, question: Question, layout: control.Layout
+) -> control.TraceMoments:
     """Return sums with what is known of their trace."""
     seconds, draws = question.seconds, layout.draws
-    return TraceMoments(
+    return control.TraceMoments(
         features=features,
         moments=sums.moments,
         low=sums.low,
@@ -177,29 +163,34 @@ def _with_facts(features: Features, sums: Sums, question: Question, layout: Layo
         groups=(sums.chains,),
         verified=question.options.verified,
         bad_scores=question.options.bad_scores,
-        controlled=not (question.check.failed and isinstance(question.method, PlainMean)),
+        controlled=not (question.check.failed and isinstance(question.method, control.PlainMean)),
         seconds=None if seconds is None else seconds * draws / (draws + layout.start),
     )
 
 
-def new_draws(tree: "xarray.DataTree", known: TraceMoments) -> tuple[int, int]:
+def new_draws(tree: "xarray.DataTree", known: control.TraceMoments) -> tuple[int, int]:
     """Return how many draws of each chain of a trace are in sums already, and how many there
     are."""
     draws, _, _ = draws_and_scores(tree)
-    return known.draws_of(fingerprints_of(draws[:, :TELLING].values)), draws.shape[1]
+    return known.draws_of(control.fingerprints_of(draws[:, :TELLING].values)), draws.shape[1]
 
 
-def as_moments(tree: Any) -> TraceMoments | None:
+def as_moments(tree: Any) -> control.TraceMoments | None:
     """Return the sums that are given themselves, or in a tree; None where a trace is given."""
-    if isinstance(tree, TraceMoments):
+    if isinstance(tree, control.TraceMoments):
         return tree
     groups = getattr(tree, "children", None)
-    return stored_moments(tree) if isinstance(groups, Mapping) and MOMENTS in groups else None
+    return (
+        control.stored_moments(tree) if isinstance(groups, Mapping) and MOMENTS in groups else None
+    )
 
 
 def expectation_of_moments(
-    trace: TraceMoments, integrands: Any, method: str | AbstractControlVariate, options: Options
-) -> Estimate:
+    trace: control.TraceMoments,
+    integrands: Any,
+    method: str | control.AbstractControlVariate,
+    options: control.Options,
+) -> control.Estimate:
     """Return the expectations of all quantities that were summed, or of those of some names or
     variables.
 
@@ -232,7 +223,7 @@ def expectation_of_moments(
 
 
 def is_summed(
-    tree: "xarray.DataTree", method: str | AbstractControlVariate, options: Options
+    tree: "xarray.DataTree", method: str | control.AbstractControlVariate, options: control.Options
 ) -> bool:
     """Return whether expectations come from sums: of large draws in chunks, by a method that needs
     no draw by itself.
@@ -246,12 +237,12 @@ def is_summed(
     return from_sums and is_chunked(draws) and is_chunked(scores) and not has_weights(tree)
 
 
-def _estimated(trace: TraceMoments, options: Options) -> Estimate:
+def _estimated(trace: control.TraceMoments, options: control.Options) -> control.Estimate:
     options = options._replace(bad_scores=trace.bad_scores, verified=trace.verified)
     estimate = in_float64(trace.estimate)(options)
     warn_of_contradiction(contradicted(estimate, known=trace.bad_scores))
     warn_of_parts("The sums", estimate.info.get("apart", ()))
-    return estimate if trace.seconds is None else with_worth(estimate, trace.seconds)
+    return estimate if trace.seconds is None else control.with_worth(estimate, trace.seconds)
 
 
 def places_named(known: Sequence[str], name: str) -> list[int]:
@@ -273,18 +264,25 @@ def _places(known: Sequence[str], names: Sequence[str]) -> Int[np.ndarray, " k"]
 
 
 def _features(
-    question: Question, method: AbstractControlVariate, layout: Layout, like: TraceMoments | None
-) -> Features:
+    question: Question,
+    method: control.AbstractControlVariate,
+    layout: control.Layout,
+    like: control.TraceMoments | None,
+) -> control.Features:
     """Return what is summed of a trace: that of other sums, or the families that its draws allow,
     in their units."""
     sample, trace = question.sample, question.sample.trace
     if like is not None:
-        check_same_features(like.features, sample.names, trace.names, ("`like`", "the trace"))
+        control.check_same_features(
+            like.features, sample.names, trace.names, ("`like`", "the trace")
+        )
         return like.features
     return in_float64(_of_trace)(sample, method, layout)
 
 
-def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) -> Features:
+def _of_trace(
+    sample: control.Sample, method: control.AbstractControlVariate, layout: control.Layout
+) -> control.Features:
     trace = sample.trace
     spaced = slice(None, None, max(layout.step * trace.draws.shape[1] // layout.draws, 1))
     problem, values = problem_of(trace, sample.values, spaced)
@@ -294,23 +292,23 @@ def _of_trace(sample: Sample, method: AbstractControlVariate, layout: Layout) ->
         if method.from_sums
         else ([], [])
     )
-    if not families and not isinstance(method, PlainMean):
+    if not families and not isinstance(method, control.PlainMean):
         linear = ", ".join(f'"{name}"' for name, known in METHODS.items() if known.from_sums)
         cure = f"Use one of {linear}, or ZeroVariance(degree) without a penalty."
         got = f"{method.label} with {total} draws"
         raise InputError("moments", "a linear method, and draws enough for its scores", got, cure)
-    functions = method.functions(problem, sample.names) if isinstance(method, Auto) else []
+    functions = method.functions(problem, sample.names) if isinstance(method, control.Auto) else []
     named = [*zip(families, labels, strict=True), *functions]
-    return in_units(problem, named, sample.names, values, sample.events)
+    return features_in_units(problem, named, sample.names, values, sample.events)
 
 
 def problem_of(
-    trace: Trace, values: Float[np.ndarray, "c n p"], some: slice
+    trace: Trace, values: Float[np.ndarray, "c n p"], rows: slice
 ) -> tuple[Problem, Float[np.ndarray, "c m p"]]:
     """Return the problem of some of the draws, in units that other traces have too, and the values
     there, finite."""
     draws, scores, values = (
-        np.asarray(array[:, some]) for array in (trace.draws, trace.scores, values)
+        np.asarray(array[:, rows]) for array in (trace.draws, trace.scores, values)
     )
     mean, sd = draws.mean(axis=(0, 1)), draws.std(axis=(0, 1))
     # Powers of two: those of two traces are the same, or twice as large, and rounding does not
@@ -327,18 +325,18 @@ def _train(total: int) -> int:
     return total - total // MIN_FOLDS
 
 
-def in_units(
+def features_in_units(
     problem: Problem,
     named: Sequence[tuple[AbstractFamily, str]],
     names: tuple[str, ...],
     values: Float[np.ndarray, "c n p"],
     events: Bool[np.ndarray, " p"],
-) -> Features:
+) -> control.Features:
     """Return features of quantities with these values at the draws of a problem, and of its
     coordinates."""
     units = units_of(values)
     spread = units * (values / units).std(axis=(0, 1))
-    return Features(
+    return control.Features(
         coordinates=problem.names,
         shift=problem.shift,
         scale=np.diagonal(problem.lower).copy(),
@@ -407,7 +405,7 @@ class InChunks(NamedTuple):
 
     tree: "xarray.DataTree"
     integrands: Any
-    layout: Layout
+    layout: control.Layout
     fingerprints: Int[np.ndarray, " c"]
     question: Question
 
@@ -416,16 +414,16 @@ class InChunks(NamedTuple):
         cls,
         tree: "xarray.DataTree",
         integrands: Any,
-        method: str | AbstractControlVariate,
-        options: Options,
+        method: str | control.AbstractControlVariate,
+        options: control.Options,
         start: int = 0,
     ) -> "InChunks":
         """Return it without the first draws of each chain."""
         draws, _, _ = draws_and_scores(tree)
         chains, whole = draws.shape[:2]
         layout, fingerprints = (
-            Layout.of(chains, whole - start, start),
-            fingerprints_of(draws[:, :TELLING].values),
+            control.Layout.of(chains, whole - start, start),
+            control.fingerprints_of(draws[:, :TELLING].values),
         )
         if start:
             later = slice(start, None)
@@ -436,8 +434,8 @@ class InChunks(NamedTuple):
         return cls(tree, integrands, layout, fingerprints, question)
 
     def features(
-        self, method: AbstractControlVariate, like: TraceMoments | None = None
-    ) -> Features:
+        self, method: control.AbstractControlVariate, like: control.TraceMoments | None = None
+    ) -> control.Features:
         """Return what is summed for expectations; like : sums of another trace that has the
         same."""
         return _features(self.question, method, self.layout, like)
@@ -449,10 +447,12 @@ class InChunks(NamedTuple):
             step *= 2
         draws, scores, names = sample.trace[:3]
         trace = Trace(draws[:, ::step], scores[:, ::step], names)
-        few = Sample.of(trace, sample.names, sample.values[:, ::step], sample.events)
+        few = control.Sample.of(trace, sample.names, sample.values[:, ::step], sample.events)
         return self._replace(question=self.question._replace(sample=few))
 
-    def moments(self, parts: "Sequence[tuple[Features, Transform | None]]") -> list[TraceMoments]:
+    def moments(
+        self, parts: "Sequence[tuple[control.Features, Transform | None]]"
+    ) -> list[control.TraceMoments]:
         """Return sums over all draws, added where the chunks are: one pass makes all of them.
 
         parts : what is summed, and how its quantities come from those of the question; None where
@@ -491,7 +491,7 @@ class InChunks(NamedTuple):
         upper: Float[np.ndarray, " q"],
         known: Mapping[int, Served],
         plain: Bool[np.ndarray, " q"] | None = None,
-    ) -> Estimate:
+    ) -> control.Estimate:
         """Return the probabilities that quantities are above one number and at most another.
 
         of : the quantity of each event, among those of the question. known : as `served`.
@@ -519,13 +519,13 @@ class InChunks(NamedTuple):
         # Events of functions of a quantity need no linear families beside: these would be most of
         # the products.
         kind = np.where(plain, 2, np.where([name in served for name in names], 0, 1))
-        parts: list[tuple[Features, Transform]] = []
+        parts: list[tuple[control.Features, Transform]] = []
         by_kind: list[list[tuple[AbstractFamily, str]]] = [[*functions], list(linear), []]
         for number, named in enumerate(by_kind):
             kept = kind == number
             if kept.any():
                 of_kind = tuple(name for name, chosen in zip(names, kept, strict=True) if chosen)
-                features = in_units(
+                features = features_in_units(
                     problem, named, of_kind, inside[..., kept], np.ones(len(of_kind), bool)
                 )
                 parts.append((features, Between(*(column[kept] for column in between))))
@@ -539,13 +539,13 @@ class InChunks(NamedTuple):
         estimate = estimate.select(np.argsort(np.argsort(kind, kind="stable")))
         return estimate._replace(names=tuple(sample.names[j] for j in of))
 
-    def expectation(self) -> Estimate:
+    def expectation(self) -> control.Estimate:
         """Return the expectations of what the question is about."""
         return _estimated(
             self.moments([(self.features(self.question.method), None)])[0], self.question.options
         )
 
-    def derived(self, functions: Sequence[Smooth]) -> Estimate:
+    def derived(self, functions: Sequence[Smooth]) -> control.Estimate:
         """Return smooth functions of the expectations of what the question is about."""
         sums, options = (
             self.moments([(self.features(self.question.method), None)])[0],
@@ -553,14 +553,16 @@ class InChunks(NamedTuple):
         )
         return in_float64(derived_of_sums)(sums, functions, options)
 
-    def spreads(self, kind: Kind) -> Estimate:
+    def spreads(self, kind: Kind) -> control.Estimate:
         """Return variances, standard deviations, covariances or correlations of what the question
         is about."""
         sample = self.question.sample
-        standard = Standard.of(sample, Pairs.of(kind, sample.names))
+        standard = Standardised.of(sample, SpreadTerms.of(kind, sample.names))
         # Their own values at the evenly spaced draws tell units, splines and whether they vary.
         values = standard(sample.values, *sample.trace[:2])
-        products = Sample.of(sample.trace, standard.pairs.names, values, states=sample.states)
+        products = control.Sample.of(
+            sample.trace, standard.pairs.names, values, states=sample.states
+        )
         # A product is no event, whatever its values.
         question = self.question._replace(
             sample=products._replace(events=np.zeros(len(products.names), bool))
@@ -574,15 +576,15 @@ class InChunks(NamedTuple):
         return rescaled(estimate, standard.pairs.unit(kind, standard.sd))
 
 
-class Standard(NamedTuple):
+class Standardised(NamedTuple):
     """Quantities about a centre, in units of a standard deviation, and products of them."""
 
-    pairs: Pairs
+    pairs: SpreadTerms
     centre: Float[np.ndarray, " p"]
     sd: Float[np.ndarray, " p"]
 
     @classmethod
-    def of(cls, sample: Sample, pairs: Pairs) -> "Standard":
+    def of(cls, sample: control.Sample, pairs: SpreadTerms) -> "Standardised":
         """Return them by the moments of a sample."""
         scaled = sample.scaled
         with np.errstate(invalid="ignore"):
@@ -620,7 +622,7 @@ class Between(NamedTuple):
 
 def _over_chunks(
     tree: "xarray.DataTree", integrands: Any, kept: Bool[np.ndarray, " d"], given: tuple[Any, ...]
-) -> list[Sums]:
+) -> list[control.Sums]:
     """Return sums over draws in chunks of dask, which are added where they are: one of each comes
     back."""
     import dask
@@ -664,7 +666,7 @@ def _over_chunks(
     return Delayed(parts[0], graph, layer=name).compute()
 
 
-def _added(parts: Sequence[list[Sums]]) -> list[Sums]:
+def _added(parts: Sequence[list[control.Sums]]) -> list[control.Sums]:
     """Return the sums over some chunks; each part has those of all quantities over one."""
     return [reduce(add, sums) for sums in zip(*parts, strict=True)]
 
@@ -705,7 +707,7 @@ def _blocks_of(
 @in_float64
 def _sums_of_chunk(
     box: Box, integrands: Any, shared: tuple[Any, ...], blocks: list[np.ndarray]
-) -> list[Sums]:
+) -> list[control.Sums]:
     import xarray
 
     draws, scores, *variables = blocks
@@ -720,6 +722,6 @@ def _sums_of_chunk(
     values = integrand_values(xarray.DataTree.from_dict({"posterior": piece}), integrands).values
     place, states = (box.chains.start, box.draws.start), (draws[..., kept], scores[..., kept])
     return [
-        sums_of(features, layout, fingerprints, *states, values, place, transform)
+        control.sums_of(features, layout, fingerprints, *states, values, place, transform)
         for features, transform in parts
     ]

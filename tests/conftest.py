@@ -95,13 +95,13 @@ def run(
 
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
-    monkeypatch.setattr(cli, "cache_directory", lambda: None)
+    monkeypatch.setattr("mcmcpost.app.edge.cache_directory", lambda: None)
     monkeypatch.delenv("MCMCPOST_DEBUG", raising=False)
 
     def run(*arguments: object) -> Done:
         monkeypatch.setattr(sys, "argv", ["mcmcpost", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
+            cli.run()
         captured = capsys.readouterr()
         return Done(stop.value.code, captured.out, captured.err)
 

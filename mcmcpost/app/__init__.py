@@ -15,6 +15,6 @@ def main() -> None:
     from mcmcpost.app.interrupt import ended_by_signals
 
     with ended_by_signals():
-        from mcmcpost.app.command_line import main as run
+        from mcmcpost.app.command_line import run
 
         run()

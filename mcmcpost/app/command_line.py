@@ -13,22 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 
-from mcmcpost.app import options
-from mcmcpost.app.edge import (
-    LADDER,
-    LARGEST_SEED,
-    POSTERIOR,
-    cache_directory,
-    check_distinct,
-    check_output,
-    is_user_error,
-    join_processes,
-    model_file_fault,
-    prepare_streams,
-    say,
-    settings_of,
-    usage_fault,
-)
+from mcmcpost.app import edge, options
 from mcmcpost.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,11 +34,11 @@ PIPE_CLOSED = 141
 """The exit code of programs that the signal SIGPIPE ends, 128 + 13."""
 
 
-def main() -> None:
+def run() -> None:
     """Run the command line. Errors in the input end in one line and exit code 2, errors of mcmcpost
     in a traceback."""
     code = 0
-    prepare_streams()
+    edge.prepare_streams()
     try:
         arguments = sys.argv[1:]
         # Not standalone: typer would print its own errors and exit.
@@ -71,13 +56,13 @@ def main() -> None:
         # In this order: an InputError that a model file's own code raises is told with the line of
         # that file.
         message = (
-            usage_fault(error)
-            or model_file_fault(error)
-            or (str(error) if is_user_error(error) else None)
+            edge.usage_fault(error)
+            or edge.model_file_fault(error)
+            or (str(error) if edge.is_user_error(error) else None)
         )
         if os.environ.get("MCMCPOST_DEBUG") or message is None:
             raise
-        say("error", message)
+        edge.say("error", message)
         code = 2
     sys.exit(code)
 
@@ -153,7 +138,7 @@ def sample(
         from mcmcpost.trees import check_convergence, posterior_variables
 
         # An output that cannot be written is refused before minutes of sampling.
-        check_output(output)
+        edge.check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
         if until is None and (relative or max_draws is not None):
             name, use = (
@@ -163,7 +148,9 @@ def sample(
         most = MAX_DRAWS if max_draws is None else max_draws
         goal = None if until is None else Goal(until, relative, most)
         # With --until the draws are those of a batch, which are looked at again and again.
-        settings = settings_of(given, POSTERIOR if goal is None else POSTERIOR | {"draws": BATCH})
+        settings = edge.settings_of(
+            given, edge.POSTERIOR if goal is None else edge.POSTERIOR | {"draws": BATCH}
+        )
         if goal is not None:
             check_goal("sample", goal, settings["chains"] * settings["draws"])
         tree = sample_model(model, settings, option, log_likelihood=True, goal=goal)
@@ -172,7 +159,7 @@ def sample(
             convergence = check_convergence(tree, posterior_variables(tree).scalars())
             for kind, text in (("warning", convergence.complaint), ("note", convergence.note)):
                 if text:
-                    say(kind, text)
+                    edge.say(kind, text)
             with phase(f"writing {output}"):
                 mcmcpost.save_tree(tree, output)
         shape = tree["posterior"].sizes
@@ -234,9 +221,9 @@ def reduce(
     with _program() as out:
         import mcmcpost
         from mcmcpost.app.commands import Beyond, estimates_text, reduce_tree, sum_traces, tree_with
-        from mcmcpost.app.edge import phase, say
+        from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.quantities import Asked, named_scalars
+        from mcmcpost.app.quantities import Selection, named_scalars
         from mcmcpost.app.source import keeping, open_source, refuse_evidence
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.core.errors import UnequalChains
@@ -245,7 +232,7 @@ def reduce(
 
         # Everything that was typed is parsed before a file is opened: a misspelt expression must
         # not cost a run.
-        selection = Asked(parse_expressions(expect or []), var_names, filter_vars)
+        selection = Selection(parse_expressions(expect or []), var_names, filter_vars)
         chosen = method.value
         probabilities = check_probabilities(quantile) if quantile else None
         beyond = Beyond(
@@ -254,7 +241,7 @@ def reduce(
             tuple(kind.value for kind in spread or ()),
             elpd,
         )
-        check_output(output)
+        edge.check_output(output)
         given = {"warmup": warmup, "draws": draws, "chains": chains, "seed": seed}
 
         # Of a model file names and shapes are known from an abstract run: what is asked is tried on
@@ -279,7 +266,7 @@ def reduce(
                     ask=ask,
                 )
         except UnequalChains:
-            say(
+            edge.say(
                 "note",
                 "chains of different lengths: each trace is summed, and weighs as many draws "
                 "as it has",
@@ -291,7 +278,7 @@ def reduce(
             tree = sum_traces(
                 traces, None, selection, chosen, model, option, allow_bad_scores
             ).to_datatree()
-            selection, chosen = Asked({}, None, None), options.MethodName.AUTO.value
+            selection, chosen = Selection({}, None, None), options.MethodName.AUTO.value
         refuse_evidence(sources[0], tree)
         with keeping(sources[0], lambda: tree):
             reduced = reduce_tree(tree, selection, beyond, chosen, allow_bad_scores)
@@ -312,8 +299,8 @@ def reduce(
                     mcmcpost.save_tree(tree_with(tree, reduced), output)
 
 
-@app.command()
-def moments(
+@app.command("moments")
+def add_moments(
     sources: Annotated[
         list[Path],
         typer.Argument(
@@ -345,14 +332,14 @@ def moments(
         from mcmcpost.app.commands import sum_traces, summed_expressions, sums_with_expressions
         from mcmcpost.app.edge import phase
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.quantities import Asked
+        from mcmcpost.app.quantities import Selection
         from mcmcpost.core.runtime import counts_text
 
         expressions = expect or summed_expressions(append)
-        selection = Asked(parse_expressions(expressions), var_names, filter_vars)
-        check_output(output)
+        selection = Selection(parse_expressions(expressions), var_names, filter_vars)
+        edge.check_output(output)
         # The same draws twice would halve the variance of every error.
-        check_distinct("moments", list(map(os.path.realpath, sources)), "traces")
+        edge.check_distinct("moments", list(map(os.path.realpath, sources)), "traces")
         chosen = options.with_data(option, data)
         total = sum_traces(
             [[source] for source in sources],
@@ -403,8 +390,8 @@ def evidence(
     rungs: Annotated[
         int | None,
         typer.Option(
-            help=f"Temperatures of the ladder [default: {LADDER['rungs']}; with --ladder, as many "
-            "as it needs].",
+            help=f"Temperatures of the ladder [default: {edge.LADDER['rungs']}; with "
+            "--ladder, as many as it needs].",
             min=2,
         ),
     ] = None,
@@ -430,15 +417,17 @@ def evidence(
     warmup: options.Warmup = None,
     draws: Annotated[
         int | None,
-        typer.Option(help=f"Draws per chain and rung to keep [default: {LADDER['draws']}].", min=1),
+        typer.Option(
+            help=f"Draws per chain and rung to keep [default: {edge.LADDER['draws']}].", min=1
+        ),
     ] = None,
     chains: options.Chains = None,
     seed: Annotated[
         int | None,
         typer.Option(
-            help=f"Seed of the sampler, or of a bridge [default: {POSTERIOR['seed']}].",
+            help=f"Seed of the sampler, or of a bridge [default: {edge.POSTERIOR['seed']}].",
             min=0,
-            max=LARGEST_SEED,
+            max=edge.LARGEST_SEED,
         ),
     ] = None,
     option: options.Options = None,
@@ -460,13 +449,13 @@ def evidence(
         )
         from mcmcpost.app.edge import phase
 
-        check_output(output)
+        edge.check_output(output)
         # A file holds one evidence: which of several it is of could not be told.
         if output is not None and len(sources) > 1:
             raise InputError(
                 f"--output: expected one source, got {len(sources)}. Write them one by one."
             )
-        check_distinct("evidence", list(map(os.path.realpath, sources)), "sources")
+        edge.check_distinct("evidence", list(map(os.path.realpath, sources)), "sources")
         given = {
             "rungs": rungs,
             "warmup": warmup,
@@ -550,14 +539,14 @@ def report(
     with _program() as out:
         from mcmcpost.app.commands import report_facts, report_line
         from mcmcpost.app.expressions import parse_expressions
-        from mcmcpost.app.quantities import Asked
+        from mcmcpost.app.quantities import Selection
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.distributions import resolve_interval
 
         facts = report_facts(
             trace,
             output,
-            Asked(parse_expressions(expect or []), var_names, filter_vars),
+            Selection(parse_expressions(expect or []), var_names, filter_vars),
             method.value,
             model=model,
             options=options.with_data(option, data),
@@ -620,7 +609,7 @@ def _program() -> Iterator[TextIO]:
     with phase("starting"):
         import jax
 
-        join_processes()  # before anything is computed
+        edge.join_processes()  # before anything is computed
 
         import mcmcpost.trees  # noqa: F401  (with all that takes long to import)
 
@@ -631,7 +620,7 @@ def _program() -> Iterator[TextIO]:
     jax.config.update("jax_enable_x64", True)
     # the error it prints is raised too
     logging.getLogger("jax._src.callback").setLevel(logging.CRITICAL)
-    directory = cache_directory()
+    directory = edge.cache_directory()
     # Compiled programs are kept between commands, which compile the same ones anew each time
     # otherwise.
     if directory is not None and jax.config.jax_compilation_cache_dir is None:
@@ -661,7 +650,7 @@ def _once() -> Callable[..., None]:
     def show(message: Warning | str, *_: object, **__: object) -> None:
         if str(message) not in told:
             told.add(str(message))
-            say("warning", message)
+            edge.say("warning", message)
 
     return show
 

@@ -17,23 +17,19 @@ import numpy as np
 import pandas
 
 import mcmcpost
+from mcmcpost.app import edge
 from mcmcpost.app.contents import diagnostics_text, known_lines, listed_rows
-from mcmcpost.app.edge import (
-    LADDER,
-    POSTERIOR,
-    is_model_file,
-    phase,
-    refuse_model_file,
-    refuse_sampling,
-    say,
-    settings_of,
-    stopwatch,
-)
 from mcmcpost.app.info import evidence_line
 from mcmcpost.app.model_file import ModelFile, load_model_file, load_program, parse_options
 from mcmcpost.app.page import check_destination, gather, read_subject, render, write_html
-from mcmcpost.app.quantities import Asked, chosen_names, named_scalars, say_left_out, where_they_are
-from mcmcpost.app.source import check_memory, keeping, load_trace, refuse_sums
+from mcmcpost.app.quantities import (
+    Selection,
+    chosen_names,
+    named_scalars,
+    say_left_out,
+    where_they_are,
+)
+from mcmcpost.app.source import check_draws_fit, keeping, load_trace, refuse_sums
 from mcmcpost.control import Estimate, Options, TraceMoments
 from mcmcpost.core.errors import WITHOUT_GAIN, InputError, Status
 from mcmcpost.core.runtime import digits_of, duration, number_of_quantities, significant
@@ -105,37 +101,41 @@ class Reduced(NamedTuple):
 
 
 def reduce_tree(
-    tree: "xarray.DataTree", asked: Asked, beyond: Beyond, method: str, allow_bad_scores: bool
+    tree: "xarray.DataTree",
+    selection: Selection,
+    beyond: Beyond,
+    method: str,
+    allow_bad_scores: bool,
 ) -> Reduced:
     """Return the expectations of every quantity, and what else is asked for."""
     if (sums := as_moments(tree)) is not None:
-        return Reduced(_of_sums(sums, asked, method, bool(beyond), allow_bad_scores))
+        return Reduced(_of_sums(sums, selection, method, bool(beyond), allow_bad_scores))
     variables, options = posterior_variables(tree), Options(allow_bad_scores=allow_bad_scores)
     say_left_out(variables)
-    with phase("score gate"):
+    with edge.phase("score gate"):
         integrands = where_they_are if is_summed(tree, method, options) else named_scalars
-        answers = Answers.of(tree, integrands(tree, variables, asked), method, options)
+        answers = Answers.of(tree, integrands(tree, variables, selection), method, options)
     if note := answers.question.convergence.note:
-        say("note", note)
+        edge.say("note", note)
     others: dict[str, Estimate] = {}
     # Before the means, which take longer: a missing log likelihood must not cost them.
     if beyond.elpd is not None:
-        with phase("elpd"):
+        with edge.phase("elpd"):
             chosen = WITHOUT_KERNELS if method == "auto" else method
             others["elpd"] = mcmcpost.elpd(
                 tree, beyond.elpd, chosen, allow_bad_scores=allow_bad_scores
             )
         _say_influential(others["elpd"])
     for kind in dict.fromkeys(beyond.spreads):
-        with phase(kind):
+        with edge.phase(kind):
             others[kind] = answers.spread(kind)
-    since = stopwatch()
-    with phase("control variates"):
+    since = edge.stopwatch()
+    with edge.phase("control variates"):
         means = answers.expectation()
-    say_worth(means, since())
+    say_sampling_cost(means, since())
     if beyond.probabilities is None and beyond.interval is None:
         return Reduced(means, others)
-    with phase("quantiles"):
+    with edge.phase("quantiles"):
         dist = answers.distribution()
         estimate, intervals = dist.quantiles_and_interval(beyond.probabilities, beyond.interval)
         if estimate is not None:
@@ -144,7 +144,7 @@ def reduce_tree(
             rows = np.flatnonzero(np.repeat(numbers, len(estimate.names) // len(numbers)))
             if not numbers.all():
                 events = ", ".join(compress(means.names, ~numbers))
-                say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
+                edge.say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
             others |= {"quantiles": estimate.select(rows)} if len(rows) else {}
         others |= {} if intervals is None else {"intervals": intervals}
     return Reduced(means, others)
@@ -169,14 +169,14 @@ def _say_influential(elpd: Estimate) -> None:
     ]
     if heavy:
         shown = ", ".join(heavy[:5]) + (", …" if len(heavy) > 5 else "")
-        say(
+        edge.say(
             "note",
             f"{len(heavy)} of {(len(elpd.names) - 3) // 2} observations have a heavy tail: {shown}",
         )
 
 
 def _of_sums(
-    sums: TraceMoments, selection: Asked, method: str, more: bool, allow_bad_scores: bool
+    sums: TraceMoments, selection: Selection, method: str, more: bool, allow_bad_scores: bool
 ) -> Estimate:
     """Return the expectations of the quantities that were summed; more : whether more than means is
     asked for."""
@@ -193,7 +193,7 @@ def _of_sums(
         raise InputError("reduce", "of a file of sums nothing on scores", got, cure)
     # "theta[0]" and "theta[1]" are of one variable, and --var-names names variables.
     variables = list(dict.fromkeys(name.partition("[")[0] for name in sums.features.names))
-    with phase("control variates"):
+    with edge.phase("control variates"):
         return mcmcpost.expectation(
             sums, None if selection.names is None else chosen_names(variables, selection), method
         )
@@ -218,7 +218,7 @@ def sums_with_expressions(sums: TraceMoments, expressions: list[str]) -> "xarray
 def sum_traces(
     sources: Sequence[Sequence[Path]],
     before: Path | None,
-    asked: Asked,
+    selection: Selection,
     method: str,
     model: Path | None,
     option: list[str] | None,
@@ -240,7 +240,7 @@ def sum_traces(
         )
     for source in sources:
         # One trace in memory at a time: sums add, whatever the number of traces.
-        refuse_model_file("moments", source[0])
+        edge.refuse_model_file("moments", source[0])
         tree = load_trace(source, model, option, allow_bad_scores=allow_bad_scores)
         cure = "Add it with --append, or give all files of sums to mcmcpost reduce together."
         refuse_sums("moments", source[0], tree, cure)
@@ -253,16 +253,20 @@ def sum_traces(
             )
         variables = posterior_variables(tree)
         say_left_out(variables)
-        integrands: Any = where_they_are(tree, variables, asked)
+        integrands: Any = where_they_are(tree, variables, selection)
         names = () if total is None else total.features.names
-        if before is not None and asked.names is None and set(asked.expressions) <= set(names):
+        if (
+            before is not None
+            and selection.names is None
+            and set(selection.expressions) <= set(names)
+        ):
             # What is summed is that of the file; `moments` names what no variable gives.
             integrands = (
                 {name: integrands[name] for name in names if name in integrands} or None
                 if isinstance(integrands, dict)
                 else None
             )
-        with phase(f"sums over {source[0]}"):
+        with edge.phase(f"sums over {source[0]}"):
             added = mcmcpost.moments(
                 tree, integrands, method, like=total, start=start, allow_bad_scores=allow_bad_scores
             )
@@ -271,11 +275,11 @@ def sum_traces(
     return total
 
 
-def say_worth(estimate: Estimate, seconds: float) -> None:
+def say_sampling_cost(estimate: Estimate, seconds: float) -> None:
     """Say what a reduction that took so long is worth, where the trace records the time of its
     sampling."""
     if sentence := estimate.info.get("worth"):
-        say("note", f"{sentence} This reduction took {duration(seconds)}.")
+        edge.say("note", f"{sentence} This reduction took {duration(seconds)}.")
 
 
 def tree_with(tree: "xarray.DataTree", reduced: Reduced) -> "xarray.DataTree":
@@ -339,8 +343,8 @@ def open_sources(
         --method and --allow-bad-scores ask, and --model for traces.
     stack : keeps what was sampled where anything fails before it is closed.
     """
-    with phase("reading"):
-        trees = {path: mcmcpost.load_tree(path) for path in paths if not is_model_file(path)}
+    with edge.phase("reading"):
+        trees = {path: mcmcpost.load_tree(path) for path in paths if not edge.is_model_file(path)}
     for path, tree in trees.items():
         cure = "Give the trace that it is of, with --model FILE.py, or a ladder."
         refuse_sums("evidence", path, tree, cure)
@@ -361,6 +365,40 @@ def open_sources(
     ]
     stored = {path for path in keep if path in alone or is_ladder(trees[path]) or not models}
     traces = [path for path, tree in trees.items() if path not in stored and not is_ladder(tree)]
+    model_of = _model_of_traces(paths, traces, models, with_ladder)
+    if estimate is not None and not with_ladder and len(traces) == len(paths):
+        raise InputError(
+            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add "
+            "--ladder to sample one."
+        )
+    # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
+    # were not taken. Proposals of a bridge have a seed, and its model has options.
+    if trees and not with_ladder and not any(map(edge.is_model_file, paths)):
+        _refuse_sampling(next(iter(trees)), traces, stored, given, options)
+    settings = edge.settings_of(given, edge.LADDER)
+    if with_ladder:
+        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are
+        # needed.
+        placed = edge.settings_of(given, edge.POSTERIOR | {"draws": edge.LADDER["draws"]})
+        runs = {path: _prepare(model_of[path], options, placed) for path in paths}
+        ladders = {}
+        for path, run in runs.items():
+            ladders[path] = ladder_of_model(run, placed, trees[path])
+            # At once: if the ladder of the next trace fails, this one is kept.
+            stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
+        return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
+    # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
+    runs = {path: _prepare(path, options, settings) for path in paths if edge.is_model_file(path)}
+    for path, run in runs.items():
+        trees[path] = ladder_of_model(run, settings)
+        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
+    return [Source(path, trees[path], model_of.get(path), stored=path in stored) for path in paths]
+
+
+def _model_of_traces(
+    paths: list[Path], traces: list[Path], models: list[Path], with_ladder: bool
+) -> dict[Path, Path]:
+    """Return the model file of each trace, after refusing what has too few or too many of them."""
     # A bridge evaluates the density at proposals, which the draws of a trace alone cannot.
     if traces and not models:
         raise InputError(
@@ -382,56 +420,34 @@ def open_sources(
         raise InputError(
             f"evidence: expected a trace with --model, got {paths[0]}. Leave --model out."
         )
-    model_of = dict(
-        zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True)
-    )
     if with_ladder and len(traces) < len(paths):
         other = next(path for path in paths if path not in traces)
         raise InputError(
             f"evidence: expected of --ladder traces with --model alone, got {other}. Leave "
             "--ladder out."
         )
-    if estimate is not None and not with_ladder and len(traces) == len(paths):
-        raise InputError(
-            f"evidence: expected a ladder with --path, got the trace {traces[0]}. Add "
-            "--ladder to sample one."
-        )
-    # Where nothing is sampled, options of sampling are refused: nobody shall believe in draws that
-    # were not taken. Proposals of a bridge have a seed, and its model has options.
-    if trees and not with_ladder and not any(map(is_model_file, paths)):
-        adjusted = {
-            "option": None if traces else options or None,
-            "seed": None if traces else given["seed"],
-        }
-        if traces:
-            cure = "Drop them, or add --ladder to sample one from the trace."
-            refuse_sampling("evidence", traces[0], "trace", {**given, **adjusted}, cure)
-        else:
-            first = next(iter(trees))
-            refuse_sampling(
-                "evidence",
-                first,
-                "stored evidence" if first in stored else "ladder",
-                {**given, **adjusted},
-            )
-    settings = settings_of(given, LADDER)
-    if with_ladder:
-        # Without the sixteen rungs of a ladder from the prior: the barrier says how many are
-        # needed.
-        placed = settings_of(given, POSTERIOR | {"draws": LADDER["draws"]})
-        runs = {path: _prepare(model_of[path], options, placed) for path in paths}
-        ladders = {}
-        for path, run in runs.items():
-            ladders[path] = sample_ladder(run, placed, trees[path])
-            # At once: if the ladder of the next trace fails, this one is kept.
-            stack.enter_context(keeping(model_of[path], partial(ladders.__getitem__, path)))
-        return [Source(path, trees[path], model_of[path], ladders[path]) for path in paths]
-    # Every model is tried before one is sampled: a fault in the last would cost the runs of all.
-    runs = {path: _prepare(path, options, settings) for path in paths if is_model_file(path)}
-    for path, run in runs.items():
-        trees[path] = sample_ladder(run, settings)
-        stack.enter_context(keeping(path, partial(trees.__getitem__, path)))
-    return [Source(path, trees[path], model_of.get(path), stored=path in stored) for path in paths]
+    return dict(
+        zip(traces, models if len(models) == len(traces) else models * len(traces), strict=True)
+    )
+
+
+def _refuse_sampling(
+    first: Path,
+    traces: list[Path],
+    stored: set[Path],
+    given: Mapping[str, int | None],
+    options: list[str] | None,
+) -> None:
+    """Refuse options of sampling beside stored files, of which `first` is the first."""
+    adjusted: dict[str, object]
+    if traces:
+        adjusted = {**given, "option": None, "seed": None}
+        cure = "Drop them, or add --ladder to sample one from the trace."
+        edge.refuse_sampling("evidence", traces[0], "trace", adjusted, cure)
+    else:
+        adjusted = {**given, "option": options or None}
+        kind = "stored evidence" if first in stored else "ladder"
+        edge.refuse_sampling("evidence", first, kind, adjusted)
 
 
 def source_evidence(
@@ -449,20 +465,20 @@ def source_evidence(
         evidence = stored_evidence(f"evidence: {source.path}", source.tree)
         # What the estimate warned of when it was made is stored with it, and said again.
         for text in (*evidence.complaints, *disagreements(evidence)):
-            say("warning", f"{source.path}: {text}")
+            edge.say("warning", f"{source.path}: {text}")
         return evidence
-    file = source.path if is_model_file(source.path) else source.model
+    file = source.path if edge.is_model_file(source.path) else source.model
     if file is None:
-        with phase("ladder"):
+        with edge.phase("ladder"):
             return mcmcpost.log_evidence(
                 source.tree, method, path=path, allow_bad_scores=allow_bad_scores
             )
-    key = jax.random.key(POSTERIOR["seed"] if seed is None else seed)
+    key = jax.random.key(edge.POSTERIOR["seed"] if seed is None else seed)
 
     def bridge(trace: "xarray.DataTree") -> "Evidence":
         model, args, kwargs, _ = load_program(file, options)
         choice = "auto" if method is None else method
-        with phase("bridges"):
+        with edge.phase("bridges"):
             return mcmcpost.bridge_evidence(
                 trace,
                 model,
@@ -487,14 +503,14 @@ def source_evidence(
                 warnings.simplefilter("ignore", mcmcpost.ConvergenceWarning)
             beside = bridge(posterior_rung(ladder) if source.ladder is None else source.tree)
     except InputError as error:
-        say("warning", f"no bridge beside the ladder: {error}")
-    with phase("ladder"):
+        edge.say("warning", f"no bridge beside the ladder: {error}")
+    with edge.phase("ladder"):
         return mcmcpost.log_evidence(
             ladder, method, path=path, allow_bad_scores=allow_bad_scores, bridge=beside
         )
 
 
-class Run(NamedTuple):
+class SampledModel(NamedTuple):
     """A model file that can be sampled, with the arguments of its model, and starting values or
     None."""
 
@@ -504,7 +520,7 @@ class Run(NamedTuple):
     init: dict[str, Any] | None
 
 
-def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> Run:
+def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int]) -> SampledModel:
     model_file, chosen = load_model_file(path), parse_options(options or [])
     args, kwargs = model_file.arguments(chosen)
     target, _ = tempered_target(f"Model file {path}", model_file.model, args, kwargs)
@@ -514,16 +530,16 @@ def _prepare(path: Path, options: list[str] | None, settings: Mapping[str, int])
         if "rungs" in settings
         else f"Ask for less, or for fewer than {MOST} --rungs."
     )
-    check_memory(
+    check_draws_fit(
         settings.get("rungs", MOST) * settings["chains"] * settings["draws"],
         len(target.names),
         cure,
     )
-    return Run(model_file, args, kwargs, model_file.start(chosen))
+    return SampledModel(model_file, args, kwargs, model_file.start(chosen))
 
 
-def sample_ladder(
-    run: Run, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
+def ladder_of_model(
+    run: SampledModel, settings: Mapping[str, int], reference: "xarray.DataTree | None" = None
 ) -> "xarray.DataTree":
     """Sample the power posteriors of a model file, from its prior or from a normal fitted to a
     trace.
@@ -554,18 +570,18 @@ def sample_ladder(
     return tree
 
 
-def compare(found: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
+def compare(evidences: Mapping[str, "Evidence"]) -> "EvidenceComparison | None":
     """Return the comparison of several evidences; those that are undefined are left out of it,
     which is said."""
     # NaN of one model would make the probabilities of all of them NaN.
     known = {
         name: evidence
-        for name, evidence in found.items()
+        for name, evidence in evidences.items()
         if np.isfinite([evidence.value, evidence.error]).all()
     }
-    lost = [name for name in found if name not in known]
-    if lost and len(found) > 1:
-        say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
+    lost = [name for name in evidences if name not in known]
+    if lost and len(evidences) > 1:
+        edge.say("warning", f"not compared: the log evidence of {', '.join(lost)} is undefined")
     return mcmcpost.compare_evidence(known) if len(known) > 1 else None
 
 
@@ -633,7 +649,7 @@ def comparison_text(comparison: "EvidenceComparison") -> str:
 def report_facts(
     trace: Path,
     output: Path,
-    asked: Asked,
+    selection: Selection,
     method: str,
     *,
     model: Path | None,
@@ -647,13 +663,13 @@ def report_facts(
     values for JSON."""
     # First, since a report that cannot be written shows only after minutes of estimating.
     place = check_destination(output, overwrite)
-    refuse_model_file("report", trace)
+    edge.refuse_model_file("report", trace)
     tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
     refuse_sums("report", trace, tree)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
-        with phase("evidence" if is_ladder(tree) else "reading"):
+        with edge.phase("evidence" if is_ladder(tree) else "reading"):
             subject = (
                 None if is_evidence_alone(tree) else read_subject(tree, None, allow_bad_scores)
             )
@@ -665,8 +681,8 @@ def report_facts(
             say_left_out(subject.variables)
             settings = Options(allow_bad_scores=allow_bad_scores)
             chosen = where_they_are if is_summed(subject.tree, method, settings) else named_scalars
-            scalars = chosen(subject.tree, subject.variables, asked)
-        elif asked.expressions or asked.names:
+            scalars = chosen(subject.tree, subject.variables, selection)
+        elif selection.expressions or selection.names:
             cure = "Report the trace or ladder that it is of."
             raise InputError(
                 "report",
@@ -674,8 +690,8 @@ def report_facts(
                 f"{trace}, an evidence alone",
                 cure,
             )
-        since = stopwatch()
-        with phase("control variates"):
+        since = edge.stopwatch()
+        with edge.phase("control variates"):
             contents = gather(
                 subject,
                 scalars,
@@ -691,8 +707,8 @@ def report_facts(
     # Without the figures: what is compared with the time of the sampling are the estimates.
     took = since()
     for text in contents.notices:
-        say("warning", text)
-    with phase("figures"):
+        edge.say("warning", text)
+    with edge.phase("figures"):
         text = render(contents)
         write_html(text, place, overwrite)
     facts: dict[str, Any] = {
@@ -701,7 +717,7 @@ def report_facts(
         "notices": list(contents.notices),
     }
     if (posterior := contents.posterior) is not None:
-        say_worth(posterior.estimate, took)
+        say_sampling_cost(posterior.estimate, took)
         estimates = [
             estimate
             for estimate in (posterior.estimate, posterior.quantiles, posterior.intervals)

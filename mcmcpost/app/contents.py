@@ -25,7 +25,7 @@ MANY_ROWS, FOLDED_ROWS = 30, 8
 are folded."""
 
 
-class PosteriorPart(NamedTuple):
+class PosteriorSection(NamedTuple):
     """One trace: its estimate, the integrands (c, n, p) behind it, and what the score gate found.
 
     values : at all draws; of a trace that stayed in its file at evenly spaced ones. size : the
@@ -44,7 +44,7 @@ class PosteriorPart(NamedTuple):
     quantiles: Estimate | None = None
     intervals: Estimate | None = None
 
-    def listed(self) -> "PosteriorPart":
+    def listed(self) -> "PosteriorSection":
         """Return the part without constants and doubles, which a report names in a line; all where
         none is left."""
         # A correlation matrix has ones on its diagonal and every other element twice.
@@ -56,7 +56,7 @@ class PosteriorPart(NamedTuple):
         )
 
 
-class EvidencePart(NamedTuple):
+class EvidenceSection(NamedTuple):
     """A log evidence with its tables: one row per method, one per rung (data frames)."""
 
     evidence: Evidence
@@ -74,8 +74,8 @@ class Contents(NamedTuple):
     notices: tuple[str, ...]
     asked: dict[str, str]
     provenance: dict[str, str]
-    posterior: PosteriorPart | None
-    evidence: EvidencePart | None
+    posterior: PosteriorSection | None
+    evidence: EvidenceSection | None
     joint: JointEstimate | None
 
 
@@ -248,16 +248,16 @@ def known_lines(estimate: Estimate) -> list[str]:
     by_value: dict[str, list[str]] = {}
     for name, value in estimate.constants.items():
         by_value.setdefault(f"{value:.6g}", []).append(name)
-    lines = [f"constant: {_some(names)} = {value}" for value, names in by_value.items()]
+    lines = [f"constant: {_abridged(names)} = {value}" for value, names in by_value.items()]
     pairs = [f"{name} = {first}" for name, first in estimate.duplicates.items()]
-    return [*lines, *([f"the same: {_some(pairs)}"] if pairs else [])]
+    return [*lines, *([f"the same: {_abridged(pairs)}"] if pairs else [])]
 
 
 NAMED = 8
 """Quantities that are named in a sentence."""
 
 
-def _some(names: Sequence[str]) -> str:
+def _abridged(names: Sequence[str]) -> str:
     """Return the first names, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
@@ -273,7 +273,7 @@ def shortfalls(estimate: Estimate) -> list[str]:
             if entry is status
         ]
         if names:
-            sentences.append(f"Without a gain, because {reason}: {_some(names)}.")
+            sentences.append(f"Without a gain, because {reason}: {_abridged(names)}.")
     return sentences
 
 
@@ -309,7 +309,7 @@ def convergence_rows(
     ]
 
 
-def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
+def evidence_rows(section: EvidenceSection) -> list[dict[str, str]]:
     """Return one row of text per method."""
     return [
         {
@@ -323,7 +323,7 @@ def evidence_rows(part: EvidencePart) -> list[dict[str, str]]:
             else significant(row.discretisation_error, 2),
             "status": row.status,
         }
-        for row in part.methods.itertuples()
+        for row in section.methods.itertuples()
     ]
 
 
@@ -350,10 +350,10 @@ def diagnostics_text(evidence: Evidence) -> str:
     return "; ".join(parts)
 
 
-def rung_rows(part: EvidencePart) -> list[dict[str, str]]:
+def rung_rows(section: EvidenceSection) -> list[dict[str, str]]:
     """Return one row of text per rung: R-hat, and where the rungs were controlled mean, gain and
     ESS."""
-    rungs = part.rungs
+    rungs = section.rungs
     # Where an end of the ladder is missing no rung was controlled, and only diagnostics are there.
     known = "mean_cv" in rungs
     return [

@@ -87,7 +87,7 @@ def index_of(node: ast.Subscript) -> tuple[int, ...] | None:
     return tuple(indices) or None
 
 
-class Evaluation(NamedTuple):
+class Evaluator(NamedTuple):
     """The evaluation of one expression. Every intermediate value has the two leading axes (c, n),
     or (1, 1).
 
@@ -253,7 +253,7 @@ class Expression(NamedTuple):
     quoted: Mapping[str, str]
 
     def __call__(self, values: Values, numbered: Container[str] = ()) -> np.ndarray:
-        return Evaluation(values, numbered, self.quoted, self.refuse).run(self.tree)
+        return Evaluator(values, numbered, self.quoted, self.refuse).run(self.tree)
 
     def refuse(self, node: ast.AST, why: str) -> NoReturn:
         """Raise the error of `node`, with its place in the text."""

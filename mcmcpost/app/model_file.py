@@ -174,7 +174,7 @@ def load_model_file(path: str | Path) -> ModelFile:
     return loaded
 
 
-class Program(NamedTuple):
+class LoadedModel(NamedTuple):
     """What `attach_scores` and `bridge_evidence` take for a model, its arguments, and of a Python
     file its contract."""
 
@@ -184,7 +184,7 @@ class Program(NamedTuple):
     file: ModelFile | None
 
 
-def load_program(path: Path, texts: list[str] | None) -> Program:
+def load_program(path: Path, texts: list[str] | None) -> LoadedModel:
     """Return the model of a model file under the options NAME=VALUE, or a compiled Stan program,
     NAME.stan.
 
@@ -193,7 +193,7 @@ def load_program(path: Path, texts: list[str] | None) -> Program:
     options = parse_options(texts or [])
     if path.suffix != ".stan":
         file = load_model_file(path)
-        return Program(file.model, *file.arguments(options), file)
+        return LoadedModel(file.model, *file.arguments(options), file)
     if unknown := sorted(set(options) - {"data"}):
         raise InputError(
             f"Stan program {path}",
@@ -202,7 +202,7 @@ def load_program(path: Path, texts: list[str] | None) -> Program:
             "Put it into the data.",
         )
     data = None if "data" not in options else Path(str(options["data"])).expanduser()
-    return Program(stan_model(path.expanduser(), data), (), {}, None)
+    return LoadedModel(stan_model(path.expanduser(), data), (), {}, None)
 
 
 def _execute(file: Path) -> ModuleType:

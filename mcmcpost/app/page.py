@@ -19,30 +19,8 @@ from xml.etree import ElementTree
 import numpy as np
 from jaxtyping import Float
 
+from mcmcpost.app import contents
 from mcmcpost.app.canvas import matrix_size, require, rows_height
-from mcmcpost.app.contents import (
-    Contents,
-    EvidencePart,
-    Group,
-    PosteriorPart,
-    answers,
-    convergence_note,
-    convergence_rows,
-    diagnostics_text,
-    estimate_rows,
-    estimates_note,
-    evidence_rows,
-    groups_of,
-    headline,
-    joint_rows,
-    known_lines,
-    listed_rows,
-    listing,
-    recorded_text,
-    request,
-    rung_rows,
-    shortfalls,
-)
 from mcmcpost.app.plots import (
     plot_controlled_forest,
     plot_evidence_path,
@@ -196,25 +174,31 @@ WIDTH = 5.4
 """Width of most figures in inches, whose text can still be read on the screen of a telephone."""
 
 
-def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, Drawing]:
+def posterior_drawings(
+    section: contents.PosteriorSection, order: Sequence[str]
+) -> dict[str, Drawing]:
     """Return the figures of one trace by section: forest, gain, autocorrelation, scores.
 
     order : the names of the quantities as the tables list them; the first ones are drawn.
     """
     # In the order of the tables, which are regrouped: a figure and its table start alike.
-    places = np.array([part.estimate.names.index(name) for name in order[:MOST_ROWS]], dtype=int)
-    head, values, shown = part.estimate.select(places), columns_of(part.values, places), len(order)
+    places = np.array([section.estimate.names.index(name) for name in order[:MOST_ROWS]], dtype=int)
+    head, values, shown = (
+        section.estimate.select(places),
+        columns_of(section.values, places),
+        len(order),
+    )
     size = (WIDTH, rows_height(len(places)))
-    part_of = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
-    d = len(part.parameters)
-    part_of_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
+    truncated = f" The first {MOST_ROWS} of {shown} quantities." if shown > MOST_ROWS else ""
+    d = len(section.parameters)
+    truncated_scores = f" The first {MOST_ROWS} of {d} parameters." if d > MOST_ROWS else ""
     drawings = {
         "forest": draw(
             "forest",
             "Plain and controlled estimates",
             "For each quantity the plain mean and the controlled mean, with intervals of two "
             "standard errors, measured from the controlled mean in posterior standard "
-            f"deviations.{_widest(head)}{part_of}",
+            f"deviations.{_widest(head)}{truncated}",
             size,
             lambda axes: plot_controlled_forest(head, axes),
         ),
@@ -222,7 +206,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             "gain",
             "Gain per quantity",
             f"Bars of the factor of draws saved, on a logarithmic axis."
-            f" {headline(part.estimate.status, part.estimate.gain)}{part_of}",
+            f" {contents.headline(section.estimate.status, section.estimate.gain)}{truncated}",
             size,
             lambda axes: plot_gain(head, axes),
         ),
@@ -230,10 +214,10 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             "scores",
             "Tests of the scores",
             "The absolute z of each test of Stein's identity for each parameter; up to "
-            f"{significant(part.check.threshold, 3)} passes. Verdict: "
-            f"{part.check.verdict}.{part_of_scores}",
+            f"{significant(section.check.threshold, 3)} passes. Verdict: "
+            f"{section.check.verdict}.{truncated_scores}",
             (WIDTH, rows_height(min(d, MOST_ROWS))),
-            lambda axes: plot_score_check(part.check, part.parameters, axes, rows=MOST_ROWS),
+            lambda axes: plot_score_check(section.check, section.parameters, axes, rows=MOST_ROWS),
         ),
     }
     # Of sums there are residuals of runs only, which are long beside the autocorrelation.
@@ -243,7 +227,7 @@ def posterior_drawings(part: PosteriorPart, order: Sequence[str]) -> dict[str, D
             "Autocorrelation of integrands and residuals",
             "Autocorrelation against lag, averaged over chains: dashed for the integrands, "
             "solid for what the control variate leaves of them; thick lines are medians over "
-            f"the quantities.{part_of}",
+            f"the quantities.{truncated}",
             (WIDTH, 3.2),
             lambda axes: plot_residual_autocorrelation(head, values, axes),
         )
@@ -313,7 +297,7 @@ def _widest(estimate: Estimate) -> str:
 TEMPLATE, SCRIPT = "report.html.j2", "report.js"
 
 
-def render(contents: Contents) -> str:
+def render(record: contents.Contents) -> str:
     """Return the HTML of a report; every text is escaped. Its script is there only where rows are
     folded."""
     require("report", "jinja2", "matplotlib")
@@ -333,10 +317,10 @@ def render(contents: Contents) -> str:
     environment.filters["drawn"] = lambda drawing: Markup(drawing.svg)
     folder = files("mcmcpost.app")
     template = environment.from_string(folder.joinpath(TEMPLATE).read_text(encoding="utf-8"))
-    posterior, evidence, joint = contents.posterior, contents.evidence, contents.joint
+    posterior, evidence, joint = record.posterior, record.evidence, record.joint
     facts: dict[str, object] = {
-        "request": request(contents),
-        "answers": answers(contents),
+        "request": contents.request(record),
+        "answers": contents.answers(record),
         "known": [],
         "worth": "",
         "shortfalls": [],
@@ -347,26 +331,31 @@ def render(contents: Contents) -> str:
         "tasks": [],
         "drawings": {},
     }
-    groups: list[Group] = []
+    groups: list[contents.Group] = []
     if posterior is not None:
         # Of all quantities, before constants and doubles are taken out of the tables.
-        known = known_lines(posterior.estimate)
+        known = contents.known_lines(posterior.estimate)
         posterior = posterior.listed()
-        estimates = groups_of(estimate_rows(posterior.estimate), estimates_note)
+        estimates = contents.groups_of(
+            contents.estimate_rows(posterior.estimate), contents.estimates_note
+        )
         quantiles, intervals = (
-            [] if estimate is None else groups_of(listed_rows(estimate), estimates_note)
+            []
+            if estimate is None
+            else contents.groups_of(contents.listed_rows(estimate), contents.estimates_note)
             for estimate in (posterior.quantiles, posterior.intervals)
         )
         groups += [*estimates, *quantiles, *intervals]
         facts |= {
             "known": known,
             "worth": posterior.estimate.info.get("worth", ""),
-            "shortfalls": shortfalls(posterior.estimate),
+            "shortfalls": contents.shortfalls(posterior.estimate),
             "quantities": estimates,
             "quantiles": quantiles,
             "intervals": intervals,
-            "convergence": groups_of(
-                convergence_rows(posterior.estimate.names, posterior.values), convergence_note
+            "convergence": contents.groups_of(
+                contents.convergence_rows(posterior.estimate.names, posterior.values),
+                contents.convergence_note,
             ),
             "drawings": posterior_drawings(
                 posterior, [row["name"] for group in estimates for row in group.rows]
@@ -375,12 +364,12 @@ def render(contents: Contents) -> str:
     if evidence is not None:
         facts |= {
             "paths": evidence_drawings(evidence.evidence),
-            "diagnostics": diagnostics_text(evidence.evidence),
-            "methods": evidence_rows(evidence),
-            "rungs": rung_rows(evidence),
+            "diagnostics": contents.diagnostics_text(evidence.evidence),
+            "methods": contents.evidence_rows(evidence),
+            "rungs": contents.rung_rows(evidence),
         }
     if joint is not None:
-        tasks = groups_of(joint_rows(joint), estimates_note)
+        tasks = contents.groups_of(contents.joint_rows(joint), contents.estimates_note)
         groups += tasks
         facts |= {
             "tasks": tasks,
@@ -394,7 +383,7 @@ def render(contents: Contents) -> str:
     # The content security policy allows the script of this hash alone: names from a trace cannot
     # run, even unescaped.
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    return template.render(contents=contents, script=Markup(script), digest=digest, **facts)
+    return template.render(contents=record, script=Markup(script), digest=digest, **facts)
 
 
 def check_destination(path: str | os.PathLike[str], overwrite: bool = False) -> Path:
@@ -534,7 +523,7 @@ def html_report(
         evidence = subject.evidence
     elif tree is not None and evidence is None:
         evidence = stored_evidence(where, tree)
-    contents = gather(
+    record = gather(
         subject,
         integrands,
         method,
@@ -547,7 +536,7 @@ def html_report(
         levels=levels,
         interval=interval,
     )
-    text = render(contents)
+    text = render(record)
     if place is not None:
         write_html(text, place, overwrite)
     return text
@@ -601,7 +590,7 @@ def gather(
     joint: JointEstimate | None = None,
     levels: Float[np.ndarray, " a"] | None = None,
     interval: tuple[float, str] | None = None,
-) -> Contents:
+) -> contents.Contents:
     """Compute what a report shows; arguments as in `html_report`, with `levels` and `interval`
     checked."""
     if subject is None and evidence is None and joint is None:
@@ -613,19 +602,19 @@ def gather(
     posterior = None
     if subject is not None:
         lines |= {} if subject.note is None else {"Trace": subject.note}
-        answers = Answers.of(subject.tree, integrands, method, options, weighted=False)
-        question, estimate = answers.question, answers.expectation()
+        reduction = Answers.of(subject.tree, integrands, method, options, weighted=False)
+        question, estimate = reduction.question, reduction.expectation()
         # Distributions take several times as long as means: only where they are asked for.
         quantiles = intervals = None
         if levels is not None or interval is not None:
-            dist = answers.distribution()
+            dist = reduction.distribution()
             quantiles, intervals = dist.quantiles_and_interval(levels, interval)
         trace, check = question.every, question.check
         lines |= {
             "Method": method if isinstance(method, str) else repr(method),
-            "Draws": f"{number_of_draws(*answers.size)}, {len(trace.names)} unconstrained "
+            "Draws": f"{number_of_draws(*reduction.size)}, {len(trace.names)} unconstrained "
             "parameters",
-            "Expectations": listing(question.sample.names),
+            "Expectations": contents.listing(question.sample.names),
         }
         convergence = question.convergence
         # Divergences of all rungs: those of the last alone say nothing about the path.
@@ -636,10 +625,10 @@ def gather(
         notices += [
             text for text in (convergence.complaint, convergence.note, check.message) if text
         ]
-        posterior = PosteriorPart(
+        posterior = contents.PosteriorSection(
             estimate,
             question.sample.values,
-            answers.size,
+            reduction.size,
             check,
             trace.names,
             convergence.recorded_divergences,
@@ -657,9 +646,11 @@ def gather(
     tables = (
         None
         if evidence is None
-        else EvidencePart(evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe())
+        else contents.EvidenceSection(
+            evidence, evidence.to_dataframe(), evidence.rungs_to_dataframe()
+        )
     )
-    return Contents(
+    return contents.Contents(
         title=title,
         notices=tuple(notices),
         asked=lines | dict(asked or {}),
@@ -676,7 +667,9 @@ def _provenance(tree: "xarray.DataTree | None", command: str | None) -> dict[str
         # The tree's own attributes come last and win: samplers write the same names on their
         # groups.
         recorded |= {
-            name: recorded_text(name, attrs[name]) for name in ("seed", *RECORDED) if name in attrs
+            name: contents.recorded_text(name, attrs[name])
+            for name in ("seed", *RECORDED)
+            if name in attrs
         }
     installed = ", ".join(f"{name} {text}" for name, text in versions().items() if text is not None)
     return {

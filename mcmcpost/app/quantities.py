@@ -154,7 +154,7 @@ def evaluate_quantities(
     }
 
 
-class Asked(NamedTuple):
+class Selection(NamedTuple):
     """What is asked of a trace.
 
     expressions : of its variables, by name.
@@ -171,7 +171,9 @@ class Asked(NamedTuple):
 Scalars = dict[str, np.ndarray | Compared]
 
 
-def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked) -> Scalars:
+def named_scalars(
+    tree: "xarray.DataTree", variables: PosteriorVariables, selection: Selection
+) -> Scalars:
     """Return the scalars of the posterior, the stored quantities and the expressions that are
     asked, {name: (c, n)}, of comparisons with their sides.
 
@@ -188,14 +190,14 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
     """
     # Read when they are named: an expression of two scalars must not read a trace of gigabytes.
     known = ValuesOnDemand(variables.usable | _stored(tree))
-    chosen = chosen_names(list(known), asked)
+    chosen = chosen_names(list(known), selection)
     scalars: Scalars = {}
     for name in (name for name in chosen if name in variables.usable):
         elements = variables.elements_of(name)
         _add(scalars, elements.names, np.moveaxis(elements.values, -1, 0))
     kept = {name: known[name] for name in chosen if name not in variables.usable}
-    sides = evaluate_sides(known, asked.expressions, known.numbered)
-    computed = evaluate_expressions(known, asked.expressions, known.numbered)
+    sides = evaluate_sides(known, selection.expressions, known.numbered)
+    computed = evaluate_expressions(known, selection.expressions, known.numbered)
     for name, array in (*kept.items(), *computed.items()):
         places = list(np.ndindex(array.shape[2:]))
         parts: list[np.ndarray | Compared] = [array[(..., *i)] for i in places]
@@ -208,7 +210,7 @@ def named_scalars(tree: "xarray.DataTree", variables: PosteriorVariables, asked:
 
 
 def where_they_are(
-    tree: "xarray.DataTree", variables: PosteriorVariables, asked: Asked
+    tree: "xarray.DataTree", variables: PosteriorVariables, selection: Selection
 ) -> list[str] | Scalars:
     """Return the names of what is asked, which leave large variables in their chunks; see
     `named_scalars`.
@@ -216,23 +218,23 @@ def where_they_are(
     Expressions, and stored quantities, are made of all draws.
     """
     # What is computed from draws needs them; names alone can be summed chunk by chunk.
-    if asked.expressions or GROUP in tree.children:
-        return named_scalars(tree, variables, asked)
-    return chosen_names(list(variables.usable), asked)
+    if selection.expressions or GROUP in tree.children:
+        return named_scalars(tree, variables, selection)
+    return chosen_names(list(variables.usable), selection)
 
 
-def chosen_names(known: list[str], asked: Asked) -> list[str]:
+def chosen_names(known: list[str], selection: Selection) -> list[str]:
     """Return the names of the variables that are asked for, in the order of ArviZ's `var_names`."""
     import arviz_base
     import xarray
 
     where, cure = "--var-names", f"There are {', '.join(known)}."
-    if asked.names is None:
-        if asked.filter_vars is not None:
+    if selection.names is None:
+        if selection.filter_vars is not None:
             raise InputError("--filter-vars", "names in --var-names", "none", cure)
         return known
-    exact = asked.filter_vars is None
-    wanted = list(asked.names)
+    exact = selection.filter_vars is None
+    wanted = list(selection.names)
     if exact:  # "mu,sigma" are two names, where no variable has that one
         parts = ([name] if name in known else name.split(",") for name in wanted)
         wanted = [entry.strip() for listed in parts for entry in listed if entry.strip()]
@@ -248,7 +250,11 @@ def chosen_names(known: list[str], asked: Asked) -> list[str]:
     tree = xarray.DataTree.from_dict({"posterior": names})
     try:
         extracted = arviz_base.extract(
-            tree, var_names=wanted, filter_vars=asked.filter_vars, combined=False, keep_dataset=True
+            tree,
+            var_names=wanted,
+            filter_vars=selection.filter_vars,
+            combined=False,
+            keep_dataset=True,
         )
     except re.error as error:
         raise InputError(

@@ -106,7 +106,7 @@ def sample_posterior(
         # All that can be wrong with model, quantities and request is told before the first
         # gradient.
         example = example_tree(model_file, probed)
-        check_memory(num_chains * num_samples, len(probed.names))
+        check_draws_fit(num_chains * num_samples, len(probed.names))
         if ask is not None:
             ask(example)
         start = _starts(model_file, start_key, num_chains, probed, options)
@@ -135,7 +135,7 @@ def sample_posterior(
     return mcmc
 
 
-def check_memory(draws: int, width: int, cure: str = "Ask for less.") -> None:
+def check_draws_fit(draws: int, width: int, cure: str = "Ask for less.") -> None:
     """Refuse numbers of draws that no memory holds, each with `width` parameters, as many scores
     and their log density.
 

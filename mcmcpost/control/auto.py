@@ -27,9 +27,9 @@ from mcmcpost.control.kernels.choice import POLISH_STATES, GridREML, OwnGridREML
 from mcmcpost.control.kernels.functional import (
     ControlFunctional,
     SemiExact,
-    apart,
     crossfit_both,
     crossfit_kernel,
+    disagreement,
     is_compared,
 )
 from mcmcpost.control.linear import (
@@ -133,7 +133,7 @@ SLOW = 5.0
 """Draws of an integrand per effective draw from which the second kernel is not used: it passes
 through what was seen, and a tail is visited in few excursions."""
 
-PART_OF_DISTANCE = 1 / 3
+SHARE_OF_DISTANCE = 1 / 3
 """The error of the kernel alone is at least this part of the distance of its estimate from the
 semi-exact one."""
 
@@ -259,7 +259,7 @@ class Auto(AbstractControlVariate):
                     honest = _judged(subset, fit)
                     # Of two fits that contradict each other neither is as good as it says.
                     lost = np.flatnonzero(sharp & ~(honest * NEED < lowest[columns]))
-                    shared = PART_OF_DISTANCE * np.abs(fit.mean - known.mean)[lost]
+                    shared = SHARE_OF_DISTANCE * np.abs(fit.mean - known.mean)[lost]
                     doubt = best.doubt.copy()
                     doubt[columns[lost]] = np.hypot(doubt[columns[lost]], shared)
                     best = best._replace(doubt=doubt)
@@ -460,7 +460,7 @@ def _crossfits(
     if isinstance(method, SemiExact) and is_compared(problem, method):
         semi, alone = crossfit_both(problem, method)
         # Two fits that agree in every part of the draws may share what they have not seen.
-        shared = PART_OF_DISTANCE * np.abs(semi.mean - alone.mean)
+        shared = SHARE_OF_DISTANCE * np.abs(semi.mean - alone.mean)
         yield method, semi
         yield (
             ControlFunctional(max_states=method.max_states),
@@ -488,7 +488,7 @@ def _beside(problem: Problem, fit: FoldFit, linear: FoldFit) -> Float[np.ndarray
     the kernel's errors off, and within one of theirs.
     """
     fitted = np.array([status is not Status.PLAIN for status in linear.status])
-    return np.hypot(fit.doubt, np.where(fitted, apart(problem, fit, linear), 0.0))
+    return np.hypot(fit.doubt, np.where(fitted, disagreement(problem, fit, linear), 0.0))
 
 
 def _slowness(problem: Problem) -> Float[np.ndarray, " p"]:

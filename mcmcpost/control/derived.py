@@ -70,7 +70,7 @@ def expand(
         input_covariance = np.nan_to_num(
             covariance[formula.inputs[:, :, None], formula.inputs[:, None, :]]
         )
-        value, own_slope, moment = map(
+        value, slope_of_inputs, moment = map(
             np.asarray,
             _program_of(formula.function, formula.steps)(point[formula.inputs], input_covariance),
         )
@@ -78,7 +78,7 @@ def expand(
         values.append(value)
         wide = np.zeros((len(formula.names), len(point)))
         # `add.at`: a function may use one expectation twice, as corr(x, x) does.
-        np.add.at(wide, (np.arange(len(wide))[:, None], formula.inputs), own_slope)
+        np.add.at(wide, (np.arange(len(wide))[:, None], formula.inputs), slope_of_inputs)
         slopes.append(wide)
     value, slope = np.concatenate(values), np.concatenate(slopes)
     # A slope that is not finite has no linear part: the quantity is undefined, not exact.
@@ -171,7 +171,8 @@ def estimate_derived(
     fixed = sample.finite & ~sample.varying  # what is left of a constant is rounding
     # h = g(μ̂) + ∇gᵀ(f − μ̂), whose refits and residuals are ∇gᵀ times those of f.
     series, plain_series = (
-        combine(sample.values - mean, np.where(fixed, 0.0, expansion.slope)) + expansion.value
+        linear_combinations(sample.values - mean, np.where(fixed, 0.0, expansion.slope))
+        + expansion.value
         for mean, expansion in ((means.mean, about), (means.mean_plain, at_plain))
     )
     if lost.any():
@@ -183,7 +184,8 @@ def estimate_derived(
     # of what was not seen, which has no part in the series
     constant_error = np.where(sample.varying, 0.0, means.mcse)
     unseen, unseen_plain = (
-        combine(constant_error**2, expansion.slope**2) for expansion in (about, at_plain)
+        linear_combinations(constant_error**2, expansion.slope**2)
+        for expansion in (about, at_plain)
     )
     # In squares: the error of the linear part, the second-order term, and what was not seen.
     beyond = np.sqrt(about.curvature**2 + unseen)
@@ -292,7 +294,7 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
     about = expand(parts, means.mean, means.covariance)
     plain_covariance = covariance_of(sums.rows(), means.mcse_plain)
     at_plain = expand(parts, means.mean_plain, plain_covariance)
-    residuals = combine(means.residuals - means.mean, about.slope) + about.value
+    residuals = linear_combinations(means.residuals - means.mean, about.slope) + about.value
 
     def linear_variance(
         expansion: Expansion, covariance: Float[np.ndarray, "p p"]
@@ -306,7 +308,7 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
         return np.sqrt(linear + expansion.curvature**2 + rounding**2)
 
     variance_plain = linear_variance(at_plain, plain_covariance)
-    kept, curved = combine(sums.sample(), at_plain.slope), at_plain.curvature > 0
+    kept, curved = linear_combinations(sums.sample(), at_plain.slope), at_plain.curvature > 0
     variance_plain *= skew_inflation(kept, variance_plain, sums.num_draws, curved)
     mcse = error(about, linear_variance(about, means.covariance))
     mcse_plain = error(at_plain, variance_plain)
@@ -338,7 +340,7 @@ def derived_of_sums(sums: TraceMoments, parts: Sequence[Smooth], options: Option
         variance_ratio=gain,
         status=tuple(status),
         method=tuple(method),
-        sd=combine(sums.sample(), about.slope).std(axis=0),
+        sd=linear_combinations(sums.sample(), about.slope).std(axis=0),
         mean_plain=at_plain.value,
         mcse_plain=mcse_plain,
         mean_crossfit=expand(parts, means.mean_crossfit, means.covariance).value,
@@ -406,7 +408,7 @@ def estimate_spread(
     with np.errstate(invalid="ignore"):
         sd = np.where(varies, sd_over_draws(scaled, weights), 1.0)
         standard = (scaled - mean_over_draws(scaled, weights)) / sd * varies
-    pairs = Pairs.of(kind, sample.names)
+    pairs = SpreadTerms.of(kind, sample.names)
     # Products of a fixed entry are exactly zero, not unseen.
     # as the zeros of a Cholesky factor: what it has to do with others is zero, too
     fixed = ~varies & ~events
@@ -422,23 +424,23 @@ def estimate_spread(
         return rescaled(estimate, pairs.unit(kind, sample.units * sd))
 
 
-class Pairs(NamedTuple):
+class SpreadTerms(NamedTuple):
     """The expectations of which spreads are functions: those of p integrands and of some of their
     products.
 
     names : of both. one, two : (r,) which integrands a product is of. smooth : the spreads as
         functions of them.
-    asked : (2, q) the integrands of each spread.
+    pairs : (2, q) the integrands of each spread.
     """
 
     names: tuple[str, ...]
     one: Int[np.ndarray, " r"]
     two: Int[np.ndarray, " r"]
     smooth: Smooth
-    asked: Int[np.ndarray, "two q"]
+    pairs: Int[np.ndarray, "two q"]
 
     @classmethod
-    def of(cls, kind: Kind, names: tuple[str, ...]) -> "Pairs":
+    def of(cls, kind: Kind, names: tuple[str, ...]) -> "SpreadTerms":
         """Return those of the spreads of a kind of integrands with these names."""
         p = len(names)
         diagonal = np.arange(p)
@@ -463,7 +465,7 @@ class Pairs(NamedTuple):
 
     def unit(self, kind: Kind, sd: Float[np.ndarray, " p"]) -> Float[np.ndarray, " q"]:
         """Return the unit of each spread, from those of the integrands."""
-        one, two = self.asked
+        one, two = self.pairs
         # A root for each factor: the product of two units may overflow where the quantity does not.
         return np.sqrt(sd[one] ** kind.power) * np.sqrt(sd[two] ** kind.power)
 
@@ -481,11 +483,11 @@ def image(
     refits = columnwise(lambda refit, mean: np.where(plain, mean, refit), fit.refits, over_folds)
     terms = [np.flatnonzero(row) for row in weights]
     return FoldFit(
-        mean=combine(fit.mean, weights),
-        control=combine(fit.control, weights),
-        refits=columnwise(lambda means: combine(means, weights), refits),
+        mean=linear_combinations(fit.mean, weights),
+        control=linear_combinations(fit.control, weights),
+        refits=columnwise(lambda means: linear_combinations(means, weights), refits),
         # Absolute: what the parts doubt may point the same way.
-        doubt=combine(fit.doubt, np.abs(weights)),
+        doubt=linear_combinations(fit.doubt, np.abs(weights)),
         status=tuple(
             min((fit.status[j] for j in columns), key=WORST_FIRST.index) for columns in terms
         ),
@@ -497,7 +499,7 @@ def image(
     )
 
 
-def combine(
+def linear_combinations(
     columns: Float[np.ndarray, "*n k"], weights: Float[np.ndarray, "q k"]
 ) -> Float[np.ndarray, "*n q"]:
     """Return combinations of columns; what is not finite makes those NaN in which it has a weight,

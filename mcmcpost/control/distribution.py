@@ -14,14 +14,15 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy.optimize import isotonic_regression
 
+from mcmcpost.control import order_statistics
 from mcmcpost.control.auto import Auto
 from mcmcpost.control.estimate import (
     Curve,
     Estimate,
     assemble,
+    placed,
     rescaled,
     side_by_side,
-    spread,
 )
 from mcmcpost.control.features.families import NEED
 from mcmcpost.control.features.quantity import doubt_of_steps
@@ -38,17 +39,6 @@ from mcmcpost.control.method import (
     PlainMean,
     mean_of_residuals,
     replace_columns,
-)
-from mcmcpost.control.order_statistics import (
-    ROUNDING,
-    Densities,
-    Known,
-    converged_ends,
-    density_of_draws,
-    density_of_leftover,
-    has_few_values,
-    quantile_labels,
-    shortest_of_draws,
 )
 from mcmcpost.control.problem import Options, Problem, Sample, with_values
 from mcmcpost.control.quantiles import quantiles, sd_of
@@ -174,7 +164,7 @@ class Distribution(NamedTuple):
             of = np.repeat(self.place, at.shape[1])
             estimate = self.over_all.probabilities(of, np.full(at.size, -np.inf), at.reshape(-1))
             each = [estimate.select(row) for row in np.arange(at.size).reshape(at.shape)]
-            rows = [Curve.of(row, [found]) for row, found in zip(at, each, strict=True)]
+            rows = [Curve.of(row, [density]) for row, density in zip(at, each, strict=True)]
         curve = Curve.side_by_side(rows, self.names)
         # Each probability is estimated by itself: together they may decrease by as much as their
         # errors. One that is hardly known, as a plain one, must not move one that is known well.
@@ -222,7 +212,7 @@ class Distribution(NamedTuple):
             f" <= {upper:g}" if np.isfinite(upper) else "",
         ]
         labels = tuple(f"P({inequality[0]}{name}{inequality[1]})" for name in self.names)
-        return spread(_clipped(estimate), labels, self.place)
+        return placed(_clipped(estimate), labels, self.place)
 
     def quantile(self, probabilities: "float | Sequence[float] | np.ndarray") -> Estimate:
         """Return the quantiles at some levels in (0, 1), those of one quantity after those of
@@ -280,15 +270,15 @@ class Distribution(NamedTuple):
 
         quantiles = None
         if levels is not None and estimate is not None:
-            labels = quantile_labels(self.names, levels)
-            quantiles = spread(estimate, labels, rows(wanted).reshape(-1))
+            labels = order_statistics.quantile_labels(self.names, levels)
+            quantiles = placed(estimate, labels, rows(wanted).reshape(-1))
         if interval is None:
             return quantiles, None
         place = rows(tails) if bounds is None else 2 * self.place[:, None] + np.arange(2)
-        found = estimate if bounds is None else bounds
-        assert found is not None
+        ends = estimate if bounds is None else bounds
+        assert ends is not None
         labels = tuple(f"{name} [{title}_{end}]" for name in self.names for end in ("lb", "ub"))
-        return quantiles, spread(found, labels, place.reshape(-1))
+        return quantiles, placed(ends, labels, place.reshape(-1))
 
     @in_float64
     def pdf(self, points: "float | Sequence[Any] | np.ndarray") -> Curve:
@@ -485,19 +475,22 @@ class Distribution(NamedTuple):
             if marginal is None or not marginal.fields:
                 direct += members.tolist()
             elif len(members):
-                own_steps = self._steps(j, marginal, thresholds[j])
-                own_doubt = self._doubt(j, marginal, thresholds[j], own_steps)
+                marginal_steps = self._steps(j, marginal, thresholds[j])
+                marginal_doubt = self._doubt(j, marginal, thresholds[j], marginal_steps)
                 if shared:
                     fields = {
-                        name: Splines.of(problem, field, own_steps)
+                        name: Splines.of(problem, field, marginal_steps)
                         for name, field in marginal.fields.items()
                     }
                     splines.append((members, fields))
-                    doubt[members] = np.linalg.norm(own_doubt)
+                    doubt[members] = np.linalg.norm(marginal_doubt)
                 else:
                     splines.append((members, marginal.splines))
                     columns = events.columns[members] - j * each
-                    steps[members], doubt[members] = own_steps[columns], own_doubt[columns]
+                    steps[members], doubt[members] = (
+                        marginal_steps[columns],
+                        marginal_doubt[columns],
+                    )
         best = crossfit_functions(problem, splines, plain, None if shared else steps)
         # Where no draw is on the wrong side of a step, residuals show nothing.
         controlled = np.array([status is not Status.PLAIN for status in best.status])
@@ -566,14 +559,14 @@ def by_margins(
     quantities = Sample.of(sample.trace, names, each, np.zeros(len(names), bool), sample.states)
     dist = Distribution.of(quantities, method, options, of_all=False)
     steps = np.zeros((len(names), 1))
-    found = dist.events(sample.values[..., places], steps, shared=True)[0]
+    events = dist.events(sample.values[..., places], steps, shared=True)[0]
     source, lowest = np.arange(len(sample.names)), estimate.mcse**2
     for k, j in enumerate(places):
-        if found.mcse[k] ** 2 * NEED < lowest[j]:
-            source[j], lowest[j] = len(source) + k, found.mcse[k] ** 2
+        if events.mcse[k] ** 2 * NEED < lowest[j]:
+            source[j], lowest[j] = len(source) + k, events.mcse[k] ** 2
     if (source < len(source)).all():
         return estimate
-    return side_by_side([estimate, found], sample.trace.weights).select(source)
+    return side_by_side([estimate, events], sample.trace.weights).select(source)
 
 
 def _without_folds(problem: Problem) -> Float[np.ndarray, "k p"]:
@@ -595,17 +588,17 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
     sample, problem, marginal, each = dist.sample, dist.problem, dist.marginal(0), at[None]
     series, scale = sample.scaled[..., 0], sample.units[0]
     varies = bool(sample.varying[0]) and problem is not None
-    if problem is None or not varies or has_few_values(series, problem.num_states):
+    if problem is None or not varies or order_statistics.has_few_values(series, problem.num_states):
         nothing = np.full(each.shape, np.nan)
         same = Status.CONSTANT if sample.finite[0] and not varies else Status.UNDEFINED
         status = np.array([[same] * len(at)], dtype=object)
         return Curve((), each, nothing, nothing, nothing, nothing, nothing, status)
     ess = float(dist.effective_sizes()[0])
-    kernel, kernel_error = density_of_draws(sample, at / scale, ess)
+    kernel, kernel_error = order_statistics.density_of_draws(sample, at / scale, ess)
     below = mean_over_draws((series[..., None] <= at / scale).astype(float), sample.trace.weights)
     # The largest draw itself has none above it, and yet is one.
     below = np.where(at / scale == series.max(), 1 - 1 / series.size, below)
-    known = Densities.of_kernel(
+    known = order_statistics.Densities.of_kernel(
         kernel / scale, kernel_error / scale, below, (ess, float(series.std()) * scale)
     )
     if marginal is None:
@@ -623,9 +616,9 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         # may be 15 % off.
         change = change_error = np.zeros(len(at))
         if not marginal.certain:
-            own_value = problem.values[problem.inverse, 0].reshape(series.shape)
-            change, change_error = density_of_leftover(
-                own_value, value[..., 0], h, sample.trace.weights
+            quantity_values = problem.values[problem.inverse, 0].reshape(series.shape)
+            change, change_error = order_statistics.density_of_leftover(
+                quantity_values, value[..., 0], h, sample.trace.weights
             )
         products = Sample.of(
             sample.trace,
@@ -657,7 +650,8 @@ def _densities(dist: Distribution, at: Float[np.ndarray, " t"]) -> Curve:
         # The mean is exact to rounding, and the map from the quantity to the coordinate is
         # interpolated.
         status[
-            np.isin(status, (Status.EXACT, Status.ON_TRUST)) & ~(deviation <= ROUNDING * density)
+            np.isin(status, (Status.EXACT, Status.ON_TRUST))
+            & ~(deviation <= order_statistics.ROUNDING * density)
         ] = Status.CONTROLLED
         deviation = np.where(np.isin(np.arange(len(at)), columns), deviation, np.nan)
         # Over a slope that is mostly error a density is anything, and its error as small as itself.
@@ -685,18 +679,18 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
         def below(grid: np.ndarray) -> Float[np.ndarray, "c n t"]:
             return (series <= grid.reshape(-1)).astype(float)
 
-        def controlled(grid: np.ndarray) -> Known:
+        def controlled(grid: np.ndarray) -> order_statistics.Known:
             probabilities, without = dist.events(
                 below(grid), grid.reshape(1, -1) * sample.units, shared=False
             )
-            return Known(
+            return order_statistics.Known(
                 probabilities.mean, probabilities.mcse, without, probabilities.residuals, weights
             )
 
-        def plain(grid: np.ndarray) -> Known:
+        def plain(grid: np.ndarray) -> order_statistics.Known:
             events = below(grid)
             problem = with_values(whole, events, sample.states, weights)
-            return Known(
+            return order_statistics.Known(
                 problem.location,
                 mcse_mean(events, weights),
                 _without_folds(problem),
@@ -704,9 +698,9 @@ def _shortest(dist: Distribution, prob: float) -> Estimate:
                 weights,
             )
 
-        ends, reach = shortest_of_draws(series[..., 0], prob)
-        numbers[:2] = converged_ends(controlled, ends, reach, series[..., 0], prob)
-        numbers[2:] = converged_ends(plain, ends, reach, series[..., 0], prob)
+        ends, reach = order_statistics.shortest_of_draws(series[..., 0], prob)
+        numbers[:2] = order_statistics.converged_ends(controlled, ends, reach, series[..., 0], prob)
+        numbers[2:] = order_statistics.converged_ends(plain, ends, reach, series[..., 0], prob)
         there, _ = dist.events(below(numbers[0]), numbers[:1] * sample.units, shared=False)
         status, method, residuals = there.status, there.method, there.residuals
         # Both ends are of one interval: one of either would hold another probability, and neither

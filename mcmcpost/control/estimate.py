@@ -292,8 +292,8 @@ class Curve(NamedTuple):
     def of(cls, at: Float[np.ndarray, " t"], parts: Sequence[Estimate]) -> "Curve":
         """Return the parts of the estimates of one quantity at t points, without its name."""
         names = ("mean", "mcse", "mean_plain", "mcse_plain", "gain")
-        numbers = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        status = np.array([status for part in parts for status in part.status], dtype=object)
+        numbers = (np.concatenate([getattr(one, name) for one in parts]) for name in names)
+        status = np.array([status for one in parts for status in one.status], dtype=object)
         return cls((), *(row[None] for row in (at, *numbers, status)))
 
     @classmethod
@@ -370,7 +370,7 @@ class Fits(NamedTuple):
     def expectations(self, sample: Sample, options: Options) -> Estimate:
         """Return the expectations of the integrands of the sample."""
         estimate = assemble(self.distinct, options, self.problem, self.terms)
-        return estimate if self.distinct is sample else spread(estimate, sample.names, self.place)
+        return estimate if self.distinct is sample else placed(estimate, sample.names, self.place)
 
 
 def estimate_expectations(
@@ -384,7 +384,7 @@ def estimate_expectations(
     return Fits.of(sample, method, options).expectations(sample, options)
 
 
-def spread(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
+def placed(estimate: Estimate, names: tuple[str, ...], place: Int[np.ndarray, " p"]) -> Estimate:
     """Return the estimates of quantities of which some are the same: for each, that at its place.
 
     `duplicates` are elements of one variable; what two variables have in common stands in the
@@ -547,12 +547,12 @@ DOUBLED = 2.0
 
 def with_worth(estimate: Estimate, seconds: float) -> Estimate:
     """Return the estimate with what it is worth in `info`, if its draws took so many seconds."""
-    sampling_cost = worth_of(estimate, seconds)
+    sampling_cost = sampling_cost_of(estimate, seconds)
     facts = {"sampling_time": seconds, "worth": sampling_cost} if sampling_cost else {}
     return estimate._replace(info=estimate.info | facts)
 
 
-def worth_of(estimate: Estimate, seconds: float) -> str:
+def sampling_cost_of(estimate: Estimate, seconds: float) -> str:
     """Return in one or two sentences what sampling more would cost, if the draws of an estimate
     took so many seconds.
 

@@ -20,10 +20,10 @@ from mcmcpost.control.features.quantity import (
     COARSE,
     KNOTS,
     NODES,
-    Field,
     FunctionsOf,
-    Normal,
+    NormalDensity,
     Quantity,
+    QuantityField,
     coordinate,
     coordinate_of,
     interpolated,
@@ -51,7 +51,7 @@ from mcmcpost.core.errors import Status
 
 def fields_of(
     fits: LinearFits, quantities: Sequence[Quantity], columns: Sequence[int]
-) -> list[Field]:
+) -> list[QuantityField]:
     """Return the fields of some quantities; quantity j is what column j of the fits is of."""
     problem, families = fits.problem, fits.system.families
     assert problem is not None
@@ -82,7 +82,8 @@ def fields_of(
     # The control is in units of the problem's values, and h, with its gradient, in its own.
     along *= problem.scale[columns]
     return [
-        Field(quantity.value, control[:, j], along[:, j]) for j, quantity in enumerate(quantities)
+        QuantityField(quantity.value, control[:, j], along[:, j])
+        for j, quantity in enumerate(quantities)
     ]
 
 
@@ -126,7 +127,7 @@ class Splines(NamedTuple):
     beyond : states beyond a zero of the field. of_events : whether what is regressed has steps.
     """
 
-    field: Field
+    field: QuantityField
     fine: Regression
     coarse: Regression
     beyond: Bool[np.ndarray, " m"]
@@ -134,7 +135,7 @@ class Splines(NamedTuple):
 
     @classmethod
     def of(
-        cls, problem: Problem, field: Field, steps: Float[np.ndarray, " s"] | None = None
+        cls, problem: Problem, field: QuantityField, steps: Float[np.ndarray, " s"] | None = None
     ) -> "Splines":
         """Return those at the states of a problem; `steps` are such that all integrands have."""
         common = [] if steps is None else [field.steps(problem.counts, steps)]
@@ -185,7 +186,7 @@ class Marginal(NamedTuple):
     splines : the regressions of each field, once it is `prepared`.
     """
 
-    fields: Mapping[str, Field]
+    fields: Mapping[str, QuantityField]
     known: Float[np.ndarray, " k"]
     image: Float[np.ndarray, " k"]
     explained: float = 1.0
@@ -326,7 +327,9 @@ def crossfit_of_coordinates(
     unrotated = problem.unrotated()
     served = by_coordinate(unrotated, lowest)
     quantities = [coordinate(unrotated, j) for j in served]
-    of = list[tuple[Int[np.ndarray, " k"], Mapping[str, Field], Float[np.ndarray, " s"] | None]]()
+    of = list[
+        tuple[Int[np.ndarray, " k"], Mapping[str, QuantityField], Float[np.ndarray, " s"] | None]
+    ]()
     doubt = np.zeros(len(lowest))
     for quantity, columns, fields in zip(
         quantities, served.values(), fields_by_method(problem, quantities, fits), strict=True
@@ -369,7 +372,7 @@ def by_coordinate(
     left = np.flatnonzero(lowest > ROUNDING**2)
     if not len(left):
         return {}
-    places = coordinate_of(problem.select(left), lowest[left] / WORTH)
+    places = coordinate_of(problem.select(left), lowest[left] / LEAST_GAIN)
     # A coordinate itself is what the linear families are for; there may be hundreds.
     places = np.where(_is_itself(problem, left, places), -1, places)
     return {int(j): left[places == j] for j in np.unique(places) if j >= 0}
@@ -519,7 +522,7 @@ CHOOSING = (0.05, 0.25, 0.5, 0.75, 0.95)
 densities."""
 
 
-def _best_field(problem: Problem, fields: Mapping[str, Field]) -> str:
+def _best_field(problem: Problem, fields: Mapping[str, QuantityField]) -> str:
     """Return the field that leaves the smallest errors, as geometric means, of the distribution
     function of a quantity.
 
@@ -572,7 +575,7 @@ def _coarse_and_fine(
         **quantity.polynomial._asdict(),
         knots=knots_of(value, COARSE),
         steps=steps,
-        normal=Normal(0.0, 1.0),
+        normal=NormalDensity(0.0, 1.0),
         names=tuple(event.name for event in events),
         uses=np.stack([np.isin(steps, event.steps) for event in events]),
         jumps=np.array([event.jumps for event in events]),
@@ -613,7 +616,7 @@ def _up_to_last(
     )
 
 
-WORTH = 2.0
+LEAST_GAIN = 2.0
 """Factor by which a function of a coordinate must be able to lower the error variance to be
 tried."""
 
@@ -683,10 +686,10 @@ def known_quantities(
 
 def fields_by_method(
     problem: Problem, quantities: Sequence[Quantity], fits: Callable[[Problem], list[LinearFits]]
-) -> list[dict[str, Field]]:
+) -> list[dict[str, QuantityField]]:
     """Return for each quantity the fields of some linear fits, by the method of each; see
     `crossfit_of_coordinates`."""
-    fields: list[dict[str, Field]] = [{} for _ in quantities]
+    fields: list[dict[str, QuantityField]] = [{} for _ in quantities]
     if not quantities:
         return fields
     quantity_problem = problem.with_columns(

@@ -453,7 +453,7 @@ def _moments_of(
     return Moments.over_blocks(blocks(), problem.folds.num_folds, size, values.shape[1])
 
 
-class Part(NamedTuple):
+class Subsystem(NamedTuple):
     """A leading part of the basis, and some quantities: what a fit of them to it needs.
 
     moments : of the part and of what the part leaves of f − Qθ, where Q is the whole basis.
@@ -466,7 +466,7 @@ class Part(NamedTuple):
     total: float
 
     @classmethod
-    def of(cls, system: LinearSystem, size: int, columns: Int[np.ndarray, " p"]) -> "Part":
+    def of(cls, system: LinearSystem, size: int, columns: Int[np.ndarray, " p"]) -> "Subsystem":
         """Return the first `size` columns of the basis, with some quantities."""
         moments = system.moments.quantities(columns)
         if size < len(system.start):
@@ -530,10 +530,10 @@ class Solver:
         self.halves = [PositiveMatrix(small[half].sum(axis=0) + penalty) for half in halves]
         self.half_size = size
 
-    def fit(self, part: Part, *, halves: bool) -> LinearFit:
+    def fit(self, subsystem: Subsystem, *, halves: bool) -> LinearFit:
         """Return the fit of a part without each fold, and the constants of those on all folds and,
         if asked, halves."""
-        cross, start, rule = part.moments.cross, part.start, part.rule
+        cross, start, rule = subsystem.moments.cross, subsystem.start, subsystem.rule
         size, p = start.shape
         shrunk = self.penalty[:size, :size] @ start if self.ridge else 0.0
         whole = cross.sum(axis=0)
@@ -655,7 +655,7 @@ def _choices(
             continue
         # Which ridge is best within the family, by the error that would be reported; smallest
         # family first.
-        subsystem = Part.of(system, system.sizes[place], everything)
+        subsystem = Subsystem.of(system, system.sizes[place], everything)
         of_family, ridge_of_family, doubt_of_family = np.full(p, np.inf), np.zeros(p), np.zeros(p)
         for ridge in tried[place]:
             solver = system.solver(ridge, largest[ridge])
@@ -714,8 +714,8 @@ def _chosen(
         solver.factorise_halves(largest if for_means else 0)
         for place in places:
             columns = np.flatnonzero((choice.place == place) & (choice.ridge == ridge))
-            part = Part.of(system, system.sizes[place], columns)
-            fits.append((columns, solver.fit(part, halves=for_means)))
+            subsystem = Subsystem.of(system, system.sizes[place], columns)
+            fits.append((columns, solver.fit(subsystem, halves=for_means)))
             for j in columns:
                 status[j] = Status.REGULARISED if ridge else Status.CONTROLLED
                 method[j] = labels[place]
@@ -748,7 +748,7 @@ def nested_fits(
 
 def _constant(system: LinearSystem, columns: Int[np.ndarray, " p"]) -> LinearFit:
     """Return the fit of no control: plain means."""
-    return Solver(system, 0.0, 1, 1).fit(Part.of(system, 1, columns), halves=True)
+    return Solver(system, 0.0, 1, 1).fit(Subsystem.of(system, 1, columns), halves=True)
 
 
 def ridges(num_train: int, size: int, *, square: bool) -> tuple[float, ...]:

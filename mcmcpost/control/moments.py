@@ -58,9 +58,9 @@ class Moments(NamedTuple):
         for controls, values, labels, counts in blocks:
             for fold in range(num_folds):
                 rows = np.flatnonzero(labels == fold)
-                for some in in_blocks(len(rows), q + p):  # copies of a few rows at a time
-                    root = np.sqrt(counts[rows[some]])[:, None]
-                    x, f = controls[rows[some]] * root, values[rows[some]] * root
+                for block in in_blocks(len(rows), q + p):  # copies of a few rows at a time
+                    root = np.sqrt(counts[rows[block]])[:, None]
+                    x, f = controls[rows[block]] * root, values[rows[block]] * root
                     if known is None:
                         gram[fold] += x.T @ x
                     cross[fold] += x.T @ f

@@ -537,7 +537,7 @@ class Ends(NamedTuple):
         # From an end of the support to the outermost draw it is as far as from one effective draw
         # to the next, up to a factor that is exponentially distributed.
         count = min(int(np.ceil(OUTERMOST * len(ordered) / ess)), len(ordered) - 1)
-        apart = (ordered[[count, -1]] - ordered[[0, -1 - count]]) * len(ordered) / (count * ess)
+        gap = (ordered[[count, -1]] - ordered[[0, -1 - count]]) * len(ordered) / (count * ess)
         return cls(
             low=float(ordered[0]),
             high=float(ordered[-1]),
@@ -547,7 +547,7 @@ class Ends(NamedTuple):
             reach=reach,
             closest=CLOSEST * reach,
             rounding=ROUNDING * (reach + np.abs(ends)) / CLOSEST,
-            outermost=2 * apart,
+            outermost=2 * gap,
             nearby=nearby,
         )
 

@@ -32,7 +32,7 @@ MOST_PASSES = 6
 """Passes in which a quantile is found: more than two where Newton's method is still further away
 than its error."""
 
-SMALL_PART = 0.3
+SMALL_SHARE = 0.3
 """Part of the error that is left of that distance."""
 
 WRONG = 0.1
@@ -56,7 +56,7 @@ ALIKE = 3.0
 """Factor between a slope and that of the empirical distribution function up to which it is
 believed."""
 
-APART = 1.5
+SEPARATION = 1.5
 """Plain standard errors between the levels at which a quantile is looked for."""
 
 MOST_GAIN = 1e8
@@ -81,7 +81,7 @@ def _bracketed(
         return quantile, slope
     sizes = dist.effective_sizes()
     sizes = np.repeat(sizes, len(levels) // len(sizes))
-    width = APART * np.sqrt(levels * (1 - levels) / sizes)
+    width = SEPARATION * np.sqrt(levels * (1 - levels) / sizes)
     low, high = np.clip(levels - width, 0, 1), np.clip(levels + width, 0, 1)
     points = np.stack([invert(low), plain, invert(high)], axis=1)
     units = dist.sample.units[:, None]
@@ -91,8 +91,8 @@ def _bracketed(
     # beyond it, would draw the slope of the others anywhere.
     change, methods = np.abs(values - values[:, [1]]), np.reshape(estimate.method, points.shape)
     both = np.hypot(mcse, mcse[:, [1]])
-    apart = mcse <= change
-    known = apart & _is_known(change, both, methods == methods[:, [1]])
+    converged = mcse <= change
+    known = converged & _is_known(change, both, methods == methods[:, [1]])
     known[:, 1] = True
     for k, level in enumerate(levels):
         at, function = points[k, known[k]], isotonic_regression(values[k, known[k]]).x
@@ -108,7 +108,7 @@ def _bracketed(
         of_draws = (high - low) / (points[:, 2] - points[:, 0])
     slope = np.where((slope > of_draws / ALIKE) & (slope < ALIKE * of_draws), slope, 0.0)
     # Between three points of as many methods that of the draws is all that is known.
-    alone = (known.sum(axis=1) == 1) & apart.any(axis=1) & np.isfinite(of_draws)
+    alone = (known.sum(axis=1) == 1) & converged.any(axis=1) & np.isfinite(of_draws)
     return quantile, np.where(alone, of_draws, slope)
 
 
@@ -210,7 +210,7 @@ def _search(
             remainder = np.where(newton, step**2 / scale + WRONG * np.abs(step), 0.0)
             known = np.where(newton, mcse / slope + ROUNDING * (np.abs(at) + scale) + rounding, 0.0)
         quantile = np.where(newton, at + step, draws.invert(levels - (mean - mean_plain)))
-        done |= ((turn > 0) | newton) & ~(remainder > SMALL_PART * known)
+        done |= ((turn > 0) | newton) & ~(remainder > SMALL_SHARE * known)
         # Quantities of which a level is left are looked at again.
         ended = done.reshape(p, each).all(axis=1)[left] | (turn == MOST_PASSES - 1)
         parts.append(estimate.select(levels_of(np.flatnonzero(ended))))
@@ -225,7 +225,7 @@ def _search(
     # cube root of a normal, no slope is that of the quantile. What is certain is where the
     # distribution function is further from the level than its error, on either side.
     changed = (slope < first_slope / 2) | (slope > 2 * first_slope)
-    doubted = newton & (changed | (remainder > SMALL_PART * known))
+    doubted = newton & (changed | (remainder > SMALL_SHARE * known))
     of_doubt = np.flatnonzero(doubted.reshape(p, each).any(axis=1))
     rows = levels_of(of_doubt)
     for side in (-1, 1) if len(of_doubt) else ():

@@ -29,7 +29,7 @@ from mcmcpost.control.features.summed import (
     check_same_features,
     fewest,
 )
-from mcmcpost.control.linear import LinearFits, Part, choose_families, system_of
+from mcmcpost.control.linear import LinearFits, Subsystem, choose_families, system_of
 from mcmcpost.control.method import ROUNDING, PlainMean, Refits, columnwise
 from mcmcpost.control.moments import Moments, Outline
 from mcmcpost.control.problem import MIN_BLOCK, MIN_FOLDS, Options
@@ -304,7 +304,7 @@ class TraceMoments(NamedTuple):
             [group.values / group.counts[..., None] for group in self.groups],
         )
         varying = np.array([status is Status.PLAIN for status in plain.status])
-        best, heavy, apart = plain, np.zeros(p, bool), self._apart(series)
+        best, heavy, contradicted = plain, np.zeros(p, bool), self._contradicted(series)
         info: dict[str, Any] = {"num_chains": self.num_chains, "num_draws": self.num_draws}
         folds = self._folds(plain)
         # Those of all fits at the draws that are kept, which only exact ones need: computed once,
@@ -316,7 +316,7 @@ class TraceMoments(NamedTuple):
                 controls, moments, folds, plain, options, at_kept
             )
             # Also where plain means are returned because the others contradict each other.
-            apart[columns] |= self._apart(left)
+            contradicted[columns] |= self._contradicted(left)
             first = controls.serves is None
             # Functions of a coordinate must be better by 5 per cent (`NEED`), as any richer family.
             better = first | (fitted.used & (fitted.mcse**2 * NEED < best.mcse[columns] ** 2))
@@ -336,8 +336,8 @@ class TraceMoments(NamedTuple):
         ]
         rows = self._in_rows(series)
         info["num_runs"] = rows.shape[1]
-        if apart.any():
-            info["apart"] = tuple(np.array(features.names)[apart].tolist())
+        if contradicted.any():
+            info["apart"] = tuple(np.array(features.names)[contradicted].tolist())
         return Estimate(
             names=features.names,
             mean=best.mean,
@@ -358,7 +358,7 @@ class TraceMoments(NamedTuple):
             info=info,
         )
 
-    def _apart(self, means: Sequence[Float[np.ndarray, "_ _ j"]]) -> Bool[np.ndarray, " j"]:
+    def _contradicted(self, means: Sequence[Float[np.ndarray, "_ _ j"]]) -> Bool[np.ndarray, " j"]:
         """Return for which means over runs the groups of chains contradict each other."""
         within, between, freedom = _variances(self.groups, means)
         limit = scipy.stats.f.isf(DISAGREEMENT, max(freedom, 1), ERROR_FREEDOM) * within
@@ -477,7 +477,9 @@ class TraceMoments(NamedTuple):
         variance = np.empty(len(columns))
         # Var f − θᵀx from the sums of the folds that the fits have not seen.
         for members, fit in fits.fits:
-            variance[members] = Part.of(fits.system, fit.without.shape[1], members).held_out(fit)[1]
+            variance[members] = Subsystem.of(fits.system, fit.without.shape[1], members).held_out(
+                fit
+            )[1]
         if (lost := variance < LOST).any():
             known = [kept[:, controls.places] for kept in at_kept()]
             variance[lost] = self._variance_of_sample(theta[..., lost], known, folds, columns[lost])
@@ -664,5 +666,5 @@ def _variances(
     each = np.stack([np.tensordot(group.counts, one, 2) for group, one in pairs]) / sizes[:, None]
     freedom = len(groups) - 1
     # Of equal shares it is the variance between groups over their number, as that of any mean.
-    apart = share**2 * (each - (share * each).sum(axis=0)) ** 2
-    return within, apart.sum(axis=0) * (freedom + 1) / max(freedom, 1), freedom
+    squares = share**2 * (each - (share * each).sum(axis=0)) ** 2
+    return within, squares.sum(axis=0) * (freedom + 1) / max(freedom, 1), freedom

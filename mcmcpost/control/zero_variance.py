@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from mcmcpost.control import linear
 from mcmcpost.control.features.families import (
     AbstractFamily,
     polynomials,
@@ -22,19 +23,6 @@ from mcmcpost.control.features.structure import (
     structure_families,
 )
 from mcmcpost.control.folds import Subsets
-from mcmcpost.control.linear import (
-    DRAWS_PER_FEATURE,
-    LinearFit,
-    LinearFits,
-    LinearSystem,
-    Part,
-    Solver,
-    affordable,
-    centred_system,
-    choose_families,
-    linear_system,
-    nested_fits,
-)
 from mcmcpost.control.method import (
     ROUNDING,
     AbstractControlVariate,
@@ -102,7 +90,7 @@ def has_enough(degree: int, num_coordinates: int, num_train: int) -> bool:
     """Return whether there are three training draws for each feature of a degree, the constant
     included, and ten."""
     size = num_polynomial_features(num_coordinates, degree) + 1
-    return num_train >= max(MIN_TRAIN, DRAWS_PER_FEATURE * size)
+    return num_train >= max(MIN_TRAIN, linear.DRAWS_PER_FEATURE * size)
 
 
 class ZeroVariance(AbstractControlVariate):
@@ -151,11 +139,11 @@ class ZeroVariance(AbstractControlVariate):
         return self.penalty is None or isinstance(self.penalty, LeastSquares)
 
     def crossfit(self, problem: Problem) -> FoldFit:
-        linear = self.linear(problem)
-        if linear is None:
+        fits = self.linear(problem)
+        if fits is None:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
-        fit = linear.at_states()
-        if not linear.system.families[-1].doubted:
+        fit = fits.at_states()
+        if not fits.system.families[-1].doubted:
             return fit
         lower = [
             dataclasses.replace(self, degree=self.degree - step).linear(problem) for step in (1, 2)
@@ -172,20 +160,20 @@ class ZeroVariance(AbstractControlVariate):
         return problem.unrotated() if restricted else problem
 
     def families(self, problem: Problem, num_train: int) -> tuple[list[AbstractFamily], list[str]]:
-        return affordable(self._named(problem.draws.shape[1]), num_train)
+        return linear.affordable(self._named(problem.draws.shape[1]), num_train)
 
-    def fields(self, problem: Problem) -> list[LinearFits]:
+    def fields(self, problem: Problem) -> list[linear.LinearFits]:
         alone = len(self._named(problem.draws.shape[1])) == 1
         simplest = [] if alone else ZeroVariance(1).fields(problem)
-        linear = self.linear(problem)
-        return simplest if linear is None else [*simplest, linear]
+        fits = self.linear(problem)
+        return simplest if fits is None else [*simplest, fits]
 
     def _named(self, d: int) -> list[tuple[AbstractFamily, str]]:
         """Return the families, each with those before it, and their labels."""
         labels = [ZeroVariance(degree).label for degree in range(1, self.degree + 1)]
         return list(zip(polynomials(d, self.degree, self.max_interaction), labels, strict=True))
 
-    def linear(self, problem: Problem) -> LinearFits | None:
+    def linear(self, problem: Problem) -> linear.LinearFits | None:
         """Return the fit without what the degrees below say of it; None of too few draws."""
         if problem.num_train < MIN_TRAIN:
             return None
@@ -195,14 +183,14 @@ class ZeroVariance(AbstractControlVariate):
         penalty, p = self.penalty, problem.values.shape[1]
         info: dict[str, Any] = {}
         if isinstance(penalty, Lasso):
-            system = centred_system(problem, families)
+            system = linear.centred_system(problem, families)
             fits, info["num_selected"] = lasso_fits(system, problem, penalty)
         else:
-            system = linear_system(problem, families)
+            system = linear.linear_system(problem, families)
             if penalty is None:
                 penalty = (
                     LeastSquares()
-                    if problem.num_train >= DRAWS_PER_FEATURE * system.sizes[-1]
+                    if problem.num_train >= linear.DRAWS_PER_FEATURE * system.sizes[-1]
                     else Ridge()
                 )
             strengths = np.zeros(p)
@@ -224,8 +212,8 @@ class ZeroVariance(AbstractControlVariate):
             fits = [  # integrands that share a penalty share its factorisations
                 (
                     group,
-                    Solver(system, strengths[group[0]], size, size).fit(
-                        Part.of(system, size, group), halves=True
+                    linear.Solver(system, strengths[group[0]], size, size).fit(
+                        linear.Subsystem.of(system, size, group), halves=True
                     ),
                 )
                 for group in groups
@@ -238,7 +226,7 @@ class ZeroVariance(AbstractControlVariate):
             "penalty": type(penalty).__name__,
         }
         status = Status.CONTROLLED if isinstance(penalty, LeastSquares) else Status.REGULARISED
-        return LinearFits(
+        return linear.LinearFits(
             problem,
             system,
             tuple(fits),
@@ -318,7 +306,9 @@ class Structured(AbstractControlVariate):
         if system is None:
             return no_control(problem, Status.TOO_FEW_DRAWS, self.label)
         plain = plain_variance(problem)
-        return choose_families(linear_problem, problem.outline, system, labels, plain).at_states()
+        return linear.choose_families(
+            linear_problem, problem.outline, system, labels, plain
+        ).at_states()
 
     def coordinates(self, problem: Problem) -> Problem:
         return problem.unrotated()
@@ -329,27 +319,27 @@ class Structured(AbstractControlVariate):
             *polynomials(d, 1),
             *structure_families(problem, room_of(num_train, d), self.structure),
         ]
-        return affordable([(family, self.label) for family in every], num_train)
+        return linear.affordable([(family, self.label) for family in every], num_train)
 
-    def fields(self, problem: Problem) -> list[LinearFits]:
+    def fields(self, problem: Problem) -> list[linear.LinearFits]:
         linear_problem, system, labels = self._system(problem)
         if system is None:
             return []
-        return nested_fits(system, labels, (1, len(labels)), linear_problem)
+        return linear.nested_fits(system, labels, (1, len(labels)), linear_problem)
 
-    def _system(self, problem: Problem) -> tuple[Problem, LinearSystem | None, list[str]]:
+    def _system(self, problem: Problem) -> tuple[Problem, linear.LinearSystem | None, list[str]]:
         """Return the problem in the families' coordinates, and their sums; None for too few
         draws."""
         linear_problem = self.coordinates(problem)
         if linear_problem.num_train < MIN_TRAIN:
             return linear_problem, None, []
         families, labels = self.families(linear_problem, linear_problem.num_train)
-        system = linear_system(linear_problem, families) if families else None
+        system = linear.linear_system(linear_problem, families) if families else None
         return linear_problem, system, labels
 
 
 def ridge_strengths(
-    system: LinearSystem, strength: float | None, num_states: int
+    system: linear.LinearSystem, strength: float | None, num_states: int
 ) -> Float[np.ndarray, " p"]:
     """Return the penalty of each quantity, on coefficients of controls of unit norm, by
     cross-validation.
@@ -390,8 +380,8 @@ MAX_SELECTED = 1 / 3
 
 
 def lasso_fits(
-    system: LinearSystem, problem: Problem, penalty: Lasso
-) -> tuple[list[tuple[Int[np.ndarray, " one"], LinearFit]], list[int]]:
+    system: linear.LinearSystem, problem: Problem, penalty: Lasso
+) -> tuple[list[tuple[Int[np.ndarray, " one"], linear.LinearFit]], list[int]]:
     """Regress on controls that an absolute-value penalty selects, and select again without each
     fold.
 
@@ -445,7 +435,7 @@ def lasso_fits(
             [system.rule @ _regress(column_moments, chosen, half) for half in halves]
         )
         refits = Refits(system.rule @ without, half_means, np.full((len(quarters), 1), np.nan))
-        fits.append((np.array([j]), LinearFit(mean, refits, without)))
+        fits.append((np.array([j]), linear.LinearFit(mean, refits, without)))
         num_selected.append(int(chosen.sum()))
     return fits, num_selected
 

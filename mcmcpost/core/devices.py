@@ -57,7 +57,7 @@ def map_rows(
     The pytree that `function` returns, of NumPy arrays (n, ...), in every process.
     """
     size = len(jax.tree.leaves(rows)[0])
-    mine = own_rows(size)
+    mine = rows_of_process(size)
     devices = jax.local_device_count()
     steps = -(-len(mine) // (batch_size * devices))
     block = devices * (batch_size if full_blocks else -(-len(mine) // (steps * devices)))
@@ -96,7 +96,7 @@ def over_devices(array: Array | np.ndarray) -> Array:
     return jax.device_put(array, NamedSharding(mesh, PartitionSpec(_AXIS)))
 
 
-def own_rows(size: int) -> Int[np.ndarray, " r"]:
+def rows_of_process(size: int) -> Int[np.ndarray, " r"]:
     """Return the indices of the rows that this process computes, equally many in each; the last row
     may be repeated."""
     share = -(-size // jax.process_count())
@@ -104,7 +104,7 @@ def own_rows(size: int) -> Int[np.ndarray, " r"]:
 
 
 def gather_rows(local: Any, size: int, *, axis: int = 0) -> Any:
-    """Return all rows, in every process, of a pytree of arrays of the rows `own_rows` along an
+    """Return all rows, in every process, of a pytree of arrays of `rows_of_process` along an
     axis.
 
     Every process must make the call; under 64-bit JAX, without which other processes see single

@@ -150,6 +150,7 @@ def units_of(values: Float[np.ndarray, "c n p"]) -> Float[np.ndarray, " p"]:
     with np.errstate(invalid="ignore"):
         size = np.maximum(values.max(axis=(0, 1)), -values.min(axis=(0, 1)))
     odd = np.isfinite(size) & (size > 0) & ((size >= HUGE) | (size <= 1 / HUGE))
+    # Powers of two, by which a division is exact; 2^−1074 is the least number there is.
     _, exponent = np.frexp(np.where(odd, size, 1.0))
     return np.ldexp(1.0, np.where(odd, np.maximum(exponent - 2, -1074), 0))
 
@@ -182,7 +183,7 @@ def beyond_rounding(values: Float[np.ndarray, "c n p"]) -> Bool[np.ndarray, " p"
     return varies
 
 
-PART = 1e-3
+SHARE = 1e-3
 """Part of their spread by which two series that are the same may differ, however few digits they
 have."""
 
@@ -191,7 +192,7 @@ def same_to_rounding(one: Float[np.ndarray, "c n"], two: Float[np.ndarray, "c n"
     """Return whether two finite series differ nowhere by more than their rounding."""
     gap, size = np.abs(one - two).max(), np.abs(one).max()
     if gap > ROUNDINGS * np.finfo(np.float64).eps * size:
-        near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, PART * np.ptp(one))
+        near = gap <= min(ROUNDINGS * np.finfo(np.float32).eps * size, SHARE * np.ptp(one))
         return bool(near and _is_single(one) and _is_single(two))
     return True
 

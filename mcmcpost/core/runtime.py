@@ -21,6 +21,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+# By context: threads that work at the same time have listeners of their own.
 _listener: ContextVar[Callable[[str], None] | None] = ContextVar("listener", default=None)
 
 
@@ -59,6 +60,7 @@ def written_beside(place: Path, name: str | None = None) -> Iterator[Path]:
     name : the temporary one, so that the next writer takes the place of what a kill leaves; by
         default one that no other writer has.
     """
+    # In the same folder: from another disk a rename would be a copy, which a crash cuts off.
     temporary = place.with_name(name or f".{place.stem[:_LENGTH]}-{uuid.uuid4().hex}{place.suffix}")
     _UNFINISHED.add(temporary)
     try:
@@ -121,6 +123,7 @@ def rename_finished(temporary: Path, place: Path, overwrite: bool = False) -> No
             return
         # No system renames onto a folder with files in it.
         with written_beside(place) as old:
+            # Until the new one is in its place the old one can come back.
             place.rename(old)
             try:
                 temporary.rename(place)
@@ -135,6 +138,7 @@ def remove_unfinished() -> None:
     A thread that still writes makes a folder anew, so that it is removed until it is gone; and it
     cannot give what is being removed its final name any more.
     """
+    # Never released: no thread may name what is removed here.
     _RENAMING.acquire()
     for temporary in tuple(_UNFINISHED):
         for _ in range(_ATTEMPTS):
@@ -240,6 +244,7 @@ def digits_of(value: float, error: float) -> str:
         return str(float(value))
     if not math.isfinite(error) or error <= 0:
         return f"{value:.6g}"
+    # Beyond 15 digits a double has none to show.
     place = math.floor(math.log10(error))
     if value != 0 and not 1e-4 <= abs(value) < 1e6:
         return f"{value:.{min(15, max(0, math.floor(math.log10(abs(value))) - place))}e}"

@@ -288,7 +288,9 @@ def evaluate_halves(
     d = points.shape[-1]
     # A density fitted to the draws that it is bridged to lies too near to them, and the bridge
     # would be biased; hence each half is bridged to a fit of the other.
-    one, other = (_part(points, weights, rows) for rows in half_rows(points.shape[1], weights))
+    one, other = (
+        _half_of_draws(points, weights, rows) for rows in half_rows(points.shape[1], weights)
+    )
     halves = []
     for (fit, use), k in zip(((one, other), (other, one)), jax.random.split(key), strict=True):
         fitted = equal_rows(fit.draws, fit.weights)
@@ -331,7 +333,7 @@ def refit_halves(
     for half, fit, k in zip(halves, halves[::-1], jax.random.split(key), strict=True):
         pool, ess = _pooled(half, fit)
         at_draws, _ = half.split(half.log_ratio + half.warp.log_density(half.standard))
-        use = _Part(half.draws, half.rows, half.weights, half.ess)
+        use = _HalfOfDraws(half.draws, half.rows, half.weights, half.ess)
         before = half.warp.normal.ordered(np.argsort(half.warp.order))
         warp = fit_warp(WHERE, pool, names, ess, before if controlled else None)
         refitted.append(
@@ -407,7 +409,7 @@ def _pooled(half: Half, fit: Half) -> tuple[Float[np.ndarray, "r d"], float]:
 
 def _evaluate(
     density: Callable[[np.ndarray], np.ndarray],
-    use: "_Part",
+    use: "_HalfOfDraws",
     warp: Warp,
     key: jax.Array,
     num_proposals: int,
@@ -432,7 +434,7 @@ def _evaluate(
     return Half(use.draws, use.rows, use.weights, warp, standard, ratio, image, use.ess)
 
 
-class _Part(NamedTuple):
+class _HalfOfDraws(NamedTuple):
     """Half of the draws (c, n, d): which of each chain they are, their weights, and how many they
     are worth."""
 
@@ -442,9 +444,13 @@ class _Part(NamedTuple):
     ess: float
 
 
-def _part(points: Float[np.ndarray, "c n d"], weights: Weights | None, rows: slice) -> _Part:
+def _half_of_draws(
+    points: Float[np.ndarray, "c n d"], weights: Weights | None, rows: slice
+) -> _HalfOfDraws:
     row_weights = None if weights is None else weights.select(rows)
-    return _Part(points[:, rows], rows, row_weights, median_ess(points[:, rows], row_weights))
+    return _HalfOfDraws(
+        points[:, rows], rows, row_weights, median_ess(points[:, rows], row_weights)
+    )
 
 
 def half_rows(num_draws: int, weights: Weights | None) -> tuple[slice, slice]:
@@ -470,7 +476,7 @@ def plain_bridge(halves: list[Half], *, symmetric: bool) -> EvidenceEstimate:
     """Return the average of the bridges of both halves, to the symmetrised density or to the
     density itself."""
     name = "warp-III" if symmetric else "fitted"
-    estimate = combine([_solve(half, symmetric) for half in halves], halves)
+    estimate = average_halves([_solve(half, symmetric) for half in halves], halves)
     return estimate._replace(
         method=f"bridge ({name})", info=estimate.info | overlap_khats(halves, symmetric=symmetric)
     )
@@ -495,7 +501,7 @@ def controlled_bridge(
         _control(half, _solve(half, symmetric=False), scores[:, half.rows], method)
         for half in halves
     ]
-    both = combine(bridges, halves)
+    both = average_halves(bridges, halves)
     return both._replace(
         method="bridge (controlled)", info=both.info | overlap_khats(halves, symmetric=False)
     )
@@ -571,7 +577,7 @@ def refuse_drift(
     return estimate._replace(status=Status.NOT_CONVERGED, info=estimate.info | {"reason": reason})
 
 
-def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
+def average_halves(bridges: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     """Average the two halves.
 
     They share no draw and no proposal, yet near a posterior that the fitted family contains their
@@ -582,8 +588,8 @@ def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
     control variates remove what the moments err by. Others leave a part that is not known, so that
     the bound stands for all.
     """
-    values, errors = np.array([b.value for b in found]), np.array([b.mcse for b in found])
-    a, b = found
+    values, errors = np.array([b.value for b in bridges]), np.array([b.mcse for b in bridges])
+    a, b = bridges
     # Mean z² of the average, whose error counts the covariance, is at most 1.5 at autocorrelations
     # up to 0.97 (docs/results, bridge_errors).
     num_fitted = float(np.mean([half.warp.num_fitted for half in halves]))
@@ -591,16 +597,16 @@ def combine(found: list[Bridge], halves: list[Half]) -> EvidenceEstimate:
         a.share * b.share * num_fitted / (a.ess * b.ess), a.drawn_error * b.drawn_error
     )
     variance = (errors**2).sum() / 4 + covariance / 2
-    fewest = min(b.participants for b in found)
+    fewest = min(b.participants for b in bridges)
     info: dict[str, Any] = {
         "halves": values.tolist(),
         "halves_mcse": errors.tolist(),
         "participants": fewest,
-        "ess": [b.ess for b in found],
+        "ess": [b.ess for b in bridges],
     }
-    controlled = any(label != PlainMean().label for bridge in found for label in bridge.controls)
+    controlled = any(label != PlainMean().label for bridge in bridges for label in bridge.controls)
     if controlled:
-        info["controls"] = [list(bridge.controls) for bridge in found]
+        info["controls"] = [list(bridge.controls) for bridge in bridges]
     status = Status.CONTROLLED if controlled else Status.PLAIN
     if not fewest >= MIN_PARTICIPANTS:
         status = Status.NOT_CONVERGED

@@ -107,6 +107,7 @@ def search_modes(
     ends, settled = _climb(downhill, z[chosen], starts)
     modes = _different(ends[settled])[:MOST_MODES]
     search = ModeSearch(NUM_STARTS, 0, 0.0, np.full(d, np.nan))
+    # Of several modes without draws the heaviest is told.
     for mode, k in zip(modes, jax.random.split(for_checks, MOST_MODES), strict=False):
         missed = _missed(mode, z, normal, values, downhill, log_z, k)
         if missed > max(error, LEAST_EXPECTED / ess, search.missed):

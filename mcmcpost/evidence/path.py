@@ -128,7 +128,7 @@ MOST_NODES = 48
 MANY_NODES = 200
 """Nodes that may be asked for, four times those of the automatic rule: 1,000 take a minute."""
 
-PART_OF_ERROR = 1 / 3
+SHARE_OF_ERROR = 1 / 3
 """Part of the Monte Carlo error up to which a discretisation error is small: it adds a twentieth to
 their sum."""
 
@@ -151,7 +151,7 @@ KERNEL_DEGREE = 3
 MAX_WORK = 4e11
 """Multiplications that a path may take: about a minute of one core."""
 
-FIRST_PART = 1 / 3
+FIRST_SHARE = 1 / 3
 """Part of them that the first nodes may take; then the nodes can be doubled once."""
 
 FAR = 100.0
@@ -198,7 +198,7 @@ class LastRung(NamedTuple):
     ess: float
 
 
-def pool(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int]:
+def pool_rungs(ladder: Ladder, last: LastRung | None = None) -> tuple[PooledDraws, int]:
     """Return all draws in one row each, and the number of jackknife blocks: contiguous in a chain,
     rungs together.
 
@@ -277,7 +277,7 @@ def pooled_path(
         all of them.
     """
     levels = np.asarray(ladder.temperatures)
-    pooled, num_blocks = pool(ladder, last)
+    pooled, num_blocks = pool_rungs(ladder, last)
     t = len(levels)
     # Not from the trapezoid: the mean log likelihood of the prior may be -1e10, or infinite.
     start = np.concatenate([[0.0], np.cumsum(stepping_stones(ladder))])
@@ -291,7 +291,7 @@ def pooled_path(
 
     options = _Options(degree, power or ladder.power, controlled, kernel, last)
     number = num_nodes or (NUM_NODES if ladder.reference is None else REFERENCE_NODES)
-    integral = _integrate(ladder, pooled, mixtures, number, options, FIRST_PART * MAX_WORK)
+    integral = _integrate(ladder, pooled, mixtures, number, options, FIRST_SHARE * MAX_WORK)
     left = MAX_WORK - integral.work
     may_grow = num_nodes is None and not _reason(mixtures, overlap, integral.smallest_ess)
     # Each node is a fit of its own, so that they are added only where the quadrature is what limits
@@ -360,7 +360,7 @@ class _Integral(NamedTuple):
     @property
     def limit(self) -> float:
         """The discretisation error that is small beside the Monte Carlo error."""
-        return max(PART_OF_ERROR * self.choice.error, ROUNDING * max(1.0, abs(self.value)))
+        return max(SHARE_OF_ERROR * self.choice.error, ROUNDING * max(1.0, abs(self.value)))
 
     @property
     def too_coarse(self) -> bool:

@@ -23,28 +23,7 @@ from mcmcpost.core.errors import InputError, Status
 from mcmcpost.core.mcse import GOOD_KHAT, Weights
 from mcmcpost.core.precision import in_either_precision
 from mcmcpost.core.runtime import significant
-from mcmcpost.evidence.bridge import (
-    MAX_PROPOSALS,
-    MIN_PARTICIPANTS,
-    WHERE,
-    Half,
-    add_proposals,
-    check_draws,
-    check_inside,
-    check_values,
-    checked_density,
-    controlled_bridge,
-    equal_rows,
-    evaluate_halves,
-    half_overlap,
-    no_bridge,
-    overlap_khats,
-    plain_bridge,
-    pulled_scores,
-    refit_halves,
-    refuse_drift,
-    too_few,
-)
+from mcmcpost.evidence import bridge
 from mcmcpost.evidence.ladder import EvidenceEstimate, Ladder, make_ladder
 from mcmcpost.evidence.log_evidence import halves_complaint
 from mcmcpost.evidence.modes import DISTANCES, NUM_STARTS, ModeSearch, search_modes
@@ -136,7 +115,11 @@ def evaluate_draws(
         each of them.
     """
     check_function(
-        WHERE, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,)."
+        bridge.WHERE,
+        "logdensity_fn",
+        logdensity_fn,
+        1,
+        "Its argument is one unconstrained draw (d,).",
     )
 
     def score(point: Array) -> Array:
@@ -150,8 +133,8 @@ def evaluate_draws(
         scores = map_rows(score, points, batch_size=size, full_blocks=few, progress="scores")
         return scores.astype(float)
 
-    points, labels = check_draws(WHERE, draws, names)
-    density = checked_density(WHERE, logdensity_fn, points.shape[-1])
+    points, labels = bridge.check_draws(bridge.WHERE, draws, names)
+    density = bridge.checked_density(bridge.WHERE, logdensity_fn, points.shape[-1])
     posterior = evaluate_rows(points, density, slopes, labels, scores=scores)
     row = jax.ShapeDtypeStruct(points.shape[-1:], jnp.result_type(float))
     program = in_either_precision(lambda: jax.make_jaxpr(logdensity_fn)(row))
@@ -170,7 +153,7 @@ def _work(jaxpr: Any) -> float:
         if name in ("while", "scan"):
             return np.inf
         parts = [getattr(leaf, "jaxpr", leaf) for leaf in jax.tree.leaves(equation.params)]
-        inner = [part for part in parts if hasattr(part, "eqns")]
+        inner = [one for one in parts if hasattr(one, "eqns")]
         operands = (*equation.invars, *equation.outvars)
         shapes: list[tuple[int, ...]] = [getattr(v.aval, "shape", ()) for v in operands]
         if inner:
@@ -203,12 +186,12 @@ def evaluate_rows(
     """
 
     def checked(points: Float[np.ndarray, "m d"]) -> Float[np.ndarray, " m"]:
-        return check_values(WHERE, values(points), points)
+        return bridge.check_values(bridge.WHERE, values(points), points)
 
-    points, labels = check_draws(WHERE, draws, names)
+    points, labels = bridge.check_draws(bridge.WHERE, draws, names)
     rows = points.reshape(-1, points.shape[-1])
     log_density = checked(rows)
-    check_inside(log_density)
+    bridge.check_inside(log_density)
     at_draws = slopes(rows).reshape(points.shape) if scores else None
     return PosteriorDraws(
         points, labels, log_density.reshape(points.shape[:2]), at_draws, checked, slopes
@@ -260,12 +243,12 @@ def estimate_from_posterior(
     size: dict[str, Any] = {"num_chains": c, "num_draws": n}
     if weights is not None:
         size |= {"weights_ess": weights.ess, "weights_khat": weights.khat}
-    if too_few(points, weights):
-        return _evidence([no_bridge(points)], (), size)
+    if bridge.too_few(points, weights):
+        return _evidence([bridge.no_bridge(points)], (), size)
     for_bridges, for_path = jax.random.split(key)
     number = num_proposals or _number_of_proposals(c * (n // 2))
     halved = partial(
-        evaluate_halves,
+        bridge.evaluate_halves,
         posterior.values,
         points,
         names,
@@ -279,7 +262,7 @@ def estimate_from_posterior(
     # 0.0026 at 1.8 times the evaluations, and to 0.0020 with polynomials.
     for_first, for_second = jax.random.split(for_bridges)
     first = halved(for_first, bent=True, num_proposals=-(-min(number, MOST_PROPOSALS) // 2))
-    halves = refit_halves(
+    halves = bridge.refit_halves(
         posterior.values,
         first,
         names,
@@ -289,17 +272,20 @@ def estimate_from_posterior(
     )
     if num_proposals is None:
         more = MORE_WORK / 2 / (posterior.work + COORDINATE * points.shape[-1])
-        halves = add_proposals(
+        halves = bridge.add_proposals(
             posterior.values, halves, jax.random.fold_in(key, 3), min(int(more), MOST_MORE)
         )
-    estimates = [plain_bridge(first, symmetric=True), plain_bridge(halves, symmetric=False)]
+    estimates = [
+        bridge.plain_bridge(first, symmetric=True),
+        bridge.plain_bridge(halves, symmetric=False),
+    ]
     drawn = sum(half.draws[..., 0].size for half in halves)
     densities = 2 * sum(len(half.log_ratio) for half in first)
     densities, gradients = densities + sum(len(half.log_ratio) for half in halves) - drawn, 0
     if posterior.scores is not None:
         gradients += c * n
     if posterior.scores is not None and not isinstance(method, PlainMean):
-        estimates.append(controlled_bridge(halves, posterior.scores, method))
+        estimates.append(bridge.controlled_bridge(halves, posterior.scores, method))
         if degree != 0:
             # A normal and not the bent map: from a normal log q − log g is nearly a polynomial in
             # z, and its expectation along the path is what Stein features reproduce.
@@ -313,13 +299,13 @@ def estimate_from_posterior(
     size |= {"pareto_khat": estimates[1].info["khat_proposals"]}
     estimates = [e.with_rounding(posterior.log_density) for e in estimates]
     # Chains that disagree spoil every bridge alike, so that all are refused before one is chosen.
-    ordered = _best_first([refuse_drift(e, points, names, weights) for e in estimates])
+    ordered = _best_first([bridge.refuse_drift(e, points, names, weights) for e in estimates])
     size |= {"modes": NOT_SEARCHED}
     if len(ordered) > 2 and np.isfinite(ordered[0].value):
         try:
             with np.errstate(all="ignore"):  # in a density of NumPy, so far out
                 search = search_modes(
-                    equal_rows(points, weights),
+                    bridge.equal_rows(points, weights),
                     names,
                     _far_out(posterior.values),
                     _far_out(posterior.slopes),
@@ -334,7 +320,7 @@ def estimate_from_posterior(
             size["modes"] = f"{NOT_SEARCHED}: far from them the density raises {error}"
         else:
             gradients += search.num_gradients
-            size["modes"] = _what_was_found(search, names)
+            size["modes"] = _mode_search_text(search, names)
             if search.missed:
                 ordered = [_refuse(e, size["modes"]) for e in ordered]
     size |= {"densities": densities, "gradients": gradients}
@@ -345,7 +331,7 @@ def estimate_from_posterior(
             for e in ordered
         ]
     evidence = _evidence(ordered, uneven + _complaints(ordered[0]), size)
-    return evidence._replace(diagnostics=half_overlap(halves, evidence.value))
+    return evidence._replace(diagnostics=bridge.half_overlap(halves, evidence.value))
 
 
 class _DensityFailed(Exception):
@@ -369,7 +355,7 @@ def _far_out(
 NOT_SEARCHED = "modes that no draw has visited were not looked for"
 
 
-def _what_was_found(search: ModeSearch, names: tuple[str, ...]) -> str:
+def _mode_search_text(search: ModeSearch, names: tuple[str, ...]) -> str:
     """Return in one sentence what was looked for outside the draws, and what was there."""
     climbs = f"{search.num_starts} climbs from {DISTANCES[0]:g} to {DISTANCES[-1]:g} sd away"
     if not search.missed:
@@ -425,7 +411,7 @@ def _uneven(weights: Weights | None) -> tuple[str, ...]:
 def _complaints(best: EvidenceEstimate) -> tuple[str, ...]:
     texts = [best.info["reason"]] if "reason" in best.info else []
     texts += halves_complaint(best.info)
-    if MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
+    if bridge.MIN_PARTICIPANTS <= best.info["participants"] < FEW_PARTICIPANTS:
         texts.append(
             f"{best.info['participants']:.3g} effective draws lie where the posterior and the "
             "fitted density overlap, and the error is rough. A ladder of power posteriors "
@@ -461,7 +447,7 @@ def _evidence(
 
 
 def _path_bridge(
-    halves: list[Half],
+    halves: list[bridge.Half],
     scores: Float[np.ndarray, "c n d"],
     slopes: Callable[[np.ndarray], np.ndarray],
     degree: int | None,
@@ -513,7 +499,7 @@ def _path_bridge(
         "controls": [path.method for path in paths],
         "discretisation_error": float(np.mean([path.discretisation_error for path in paths])),
         "participants": min(path.info["smallest_ess"] for path in paths),
-        **overlap_khats(halves, symmetric=False),
+        **bridge.overlap_khats(halves, symmetric=False),
     }
     status = Status.CONTROLLED if max(degrees) else Status.PLAIN
     if reasons:
@@ -531,7 +517,9 @@ class _PathLadder(NamedTuple):
 
 
 def _path_ladder(
-    half: Half, scores: Float[np.ndarray, "c n d"], slopes: Callable[[np.ndarray], np.ndarray]
+    half: bridge.Half,
+    scores: Float[np.ndarray, "c n d"],
+    slopes: Callable[[np.ndarray], np.ndarray],
 ) -> _PathLadder:
     """Return the ladder of one half, with as many proposals as draws; log q − log g is shifted to
     keep its digits.
@@ -544,7 +532,7 @@ def _path_ladder(
     # pulled back through the map. The gradient of log q − log g is the sum of the latter and z.
     slope = half.warp.pull(proposals, slopes(half.warp.restore(proposals))).reshape(z.shape)
     both = np.stack([proposals.reshape(z.shape), z], axis=2)
-    at_both = np.stack([slope, pulled_scores(half, scores)], axis=2)
+    at_both = np.stack([slope, bridge.pulled_scores(half, scores)], axis=2)
     log_ratio = np.stack([proposed.reshape(drawn.shape), drawn], axis=2)
     # log q may be −1e6 everywhere; what the path integrates is its variation.
     shift = float(np.median(drawn))
@@ -554,7 +542,7 @@ def _path_ladder(
 
 
 def _path_half(
-    path_ladder: _PathLadder, half: Half, degree: int | None, *, kernel: bool
+    path_ladder: _PathLadder, half: bridge.Half, degree: int | None, *, kernel: bool
 ) -> PooledPath:
     """Return the pooled path of one half."""
     ladder, shift = path_ladder
@@ -618,13 +606,15 @@ def laplace_importance(
     check_key(where, key)
     # The draws only say where to start: importance sampling does not trust them, which makes it a
     # check of the bridges.
-    points, _ = check_draws(where, draws, names)
-    check_count(where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=MAX_PROPOSALS)
+    points, _ = bridge.check_draws(where, draws, names)
+    check_count(
+        where, "num_proposals", num_proposals, "Use 20,000.", least=2, most=bridge.MAX_PROPOSALS
+    )
     check_function(
         where, "logdensity_fn", logdensity_fn, 1, "Its argument is one unconstrained draw (d,)."
     )
     flat = points.reshape(-1, points.shape[-1])
-    density = checked_density(where, logdensity_fn, flat.shape[-1])
+    density = bridge.checked_density(where, logdensity_fn, flat.shape[-1])
     at_draws = density(flat)
     if not np.isfinite(at_draws).any():
         raise InputError(

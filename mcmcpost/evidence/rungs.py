@@ -425,20 +425,20 @@ def _contradicted(ladder: Ladder, health: RungHealth, threshold: float) -> str:
     d = ladder.draws.shape[-1]
     draws = ladder.draws[:, :, rungs].reshape(-1, d)
     gradients = ladder.gradient_log_likelihood[:, :, rungs].reshape(-1, d)
-    found = misfit(draws, gradients, ladder.log_likelihood[:, :, rungs].reshape(-1))
-    if found is None or not found.wrong:
+    mismatch = misfit(draws, gradients, ladder.log_likelihood[:, :, rungs].reshape(-1))
+    if mismatch is None or not mismatch.wrong:
         return ""
     # In many dimensions a skewed likelihood looks like wrong gradients of it: what is said to be
     # right must not fail the identities.
-    right = ladder.gradient_log_likelihood / found.factor - found.shift / draws.std(axis=0)
+    right = ladder.gradient_log_likelihood / mismatch.factor - mismatch.shift / draws.std(axis=0)
     repaired = ladder._replace(gradient_log_likelihood=right)
     series = [_identities(repaired.rung(int(i))) for i in usable]
     if np.nanmax(np.abs(z_zero_mean(np.concatenate(series))), initial=0.0) > threshold:
         return ""
     return (
         "Score gate: the gradients are not those of the stored log likelihood: they are "
-        f"{found.factor:.3g} times as large and shifted by up to "
-        f"{np.abs(found.shift).max():.2g} of 1/sd."
+        f"{mismatch.factor:.3g} times as large and shifted by up to "
+        f"{np.abs(mismatch.shift).max():.2g} of 1/sd."
     )
 
 

@@ -123,11 +123,11 @@ def likelier(
     """
     if known is None:
         return normal
-    own, other = (one.log_density(one.standardise(points)).mean() for one in (normal, known))
+    fitted, other = (one.log_density(one.standardise(points)).mean() for one in (normal, known))
     # Chains that turn back are worth more draws than they have, but of means alone.
     n, d = min(ess, len(points)), points.shape[1]
     twice = d * (d + 3)
-    enough = n > d + 2 and own - other > (twice + 3 * np.sqrt(twice)) / (2 * (n - d - 2))
+    enough = n > d + 2 and fitted - other > (twice + 3 * np.sqrt(twice)) / (2 * (n - d - 2))
     return normal if enough else known
 
 
@@ -392,11 +392,11 @@ def _order(points: Float[np.ndarray, "n d"], limit: float) -> Int[np.ndarray, " 
     # must come first, as the map is triangular.
     ahead = gain - gain.T
     order: list[int] = []
-    rest_of = list(range(d))
-    while rest_of:
-        first = rest_of[int(np.argmax(ahead[np.ix_(rest_of, rest_of)].sum(axis=1)))]
+    remaining = list(range(d))
+    while remaining:
+        first = remaining[int(np.argmax(ahead[np.ix_(remaining, remaining)].sum(axis=1)))]
         order.append(first)
-        rest_of.remove(first)
+        remaining.remove(first)
     return np.array(order)
 
 

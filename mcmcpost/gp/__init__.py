@@ -8,7 +8,7 @@ from mcmcpost.gp.actions import BlockActions
 from mcmcpost.gp.computation_aware import ComputationAwareGP
 from mcmcpost.gp.gradient import GradientGP
 from mcmcpost.gp.gradient_solvers import Automatic
-from mcmcpost.gp.iterative import IterativeGP, SubsetStart
+from mcmcpost.gp.iterative_gp import IterativeGP, SubsetStart
 from mcmcpost.gp.linear_solvers import solve_linear
 from mcmcpost.gp.optimizers import GPH, GPX, gp_optimizer, minimize
 from mcmcpost.gp.surrogate import SubspaceSurrogate

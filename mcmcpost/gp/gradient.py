@@ -23,6 +23,7 @@ from mcmcpost.core.arguments import (
 )
 from mcmcpost.core.errors import InputError, fault, warn
 from mcmcpost.core.precision import in_float64
+from mcmcpost.gp import gradient_posterior
 from mcmcpost.gp.data import check_inputs, refuse_rows
 from mcmcpost.gp.gradient_operator import (
     GradientGram,
@@ -31,19 +32,6 @@ from mcmcpost.gp.gradient_operator import (
     gradient_gram,
     projected_dimension,
     scalar_profile,
-)
-from mcmcpost.gp.gradient_posterior import (
-    DiagonalPlusLowRank,
-    ProjectedFactor,
-    compiled_factor,
-    compiled_samples,
-    gradient_log_likelihood,
-    posterior_gradient_covariance,
-    posterior_hessian,
-    posterior_mean,
-    posterior_spread,
-    tune_gradient_kernel,
-    white_data,
 )
 from mcmcpost.gp.gradient_solvers import (
     AbstractGradientSolver,
@@ -68,7 +56,7 @@ class GradientPrediction(NamedTuple):
     gradient: Float[Array | np.ndarray, "m d"]
     value_variance: Float[Array | np.ndarray, " m"] | None
     gradient_variance: Float[Array | np.ndarray, "m d"] | None
-    hessian: DiagonalPlusLowRank | None
+    hessian: gradient_posterior.DiagonalPlusLowRank | None
 
 
 class GradientSample(NamedTuple):
@@ -121,14 +109,20 @@ class FittedGradientGP:
                 "GradientGP.predict", "a kernel whose process has a Hessian", "Matern32", cure
             )
         new = (jnp.asarray(inputs) - self.origin[None]) * self.root[None]
-        mean = posterior_mean(self.profile, self._points, jnp.asarray(self.solution.value), new)
+        mean = gradient_posterior.posterior_mean(
+            self.profile, self._points, jnp.asarray(self.solution.value), new
+        )
         # Out of white coordinates (section 4): g = Λ^{1/2} times the white gradient, variances by
         # its square.
         value, gradient = mean[:, 0] + self.constant, mean[:, 1:] * self.root[None]
         if self.mean is not None:
             value = value + jax.vmap(self.mean)(jnp.asarray(inputs))
             gradient = gradient + jax.vmap(jax.grad(self.mean))(jnp.asarray(inputs))
-        spread = posterior_spread(self.profile, self._gram, self._factor, new) if variance else None
+        spread = (
+            gradient_posterior.posterior_spread(self.profile, self._gram, self._factor, new)
+            if variance
+            else None
+        )
         return GradientPrediction(
             value,
             gradient,
@@ -138,12 +132,14 @@ class FittedGradientGP:
         )
 
     @in_float64
-    def gradient_covariance(self, x: object) -> DiagonalPlusLowRank:
+    def gradient_covariance(self, x: object) -> gradient_posterior.DiagonalPlusLowRank:
         """Return the posterior covariance of the gradient at one input (d,), rank min(d, n)."""
         where = "GradientGP.gradient_covariance"
         point = check_inputs(where, as_float64(where, "x", x, "d")[None], self.X.shape[1])[0]
         white = (jnp.asarray(point) - self.origin) * self.root
-        covariance = posterior_gradient_covariance(self.profile, self._gram, self._factor, white)
+        covariance = gradient_posterior.posterior_gradient_covariance(
+            self.profile, self._gram, self._factor, white
+        )
         return _rescale(covariance, jnp.asarray(self.root))
 
     @in_float64
@@ -165,7 +161,7 @@ class FittedGradientGP:
             points * (1 + projected_dimension(self.profile.stationary, points, self.X.shape[1])),
         )
         new = (jnp.asarray(inputs) - self.origin[None]) * self.root[None]
-        drawn = compiled_samples(
+        drawn = gradient_posterior.compiled_samples(
             self.profile, self._gram, jnp.asarray(self.observations), new, key, num_samples
         )
         value, gradient = drawn[..., 0] + self.constant, drawn[..., 1:] * self.root[None, None]
@@ -186,7 +182,9 @@ class FittedGradientGP:
                 jnp.asarray(array, x.dtype)
                 for array in (points, self.solution.value, self.origin, self.root)
             )
-            mean = posterior_mean(self.profile, u, weights, ((x - origin) * root)[None])[0]
+            mean = gradient_posterior.posterior_mean(
+                self.profile, u, weights, ((x - origin) * root)[None]
+            )[0]
             value, gradient = mean[0] + jnp.asarray(self.constant, x.dtype), mean[1:] * root
             if self.mean is None:
                 return value, gradient
@@ -226,10 +224,10 @@ class FittedGradientGP:
         return compiled_gram(self.profile, self._points, jnp.asarray(self.noise), with_values)
 
     @functools.cached_property
-    def _factor(self) -> ProjectedFactor:
+    def _factor(self) -> gradient_posterior.ProjectedFactor:
         self._check_factor()
         # As NumPy arrays: the factor in double precision outlives the 64-bit scope of this call.
-        return jax.tree.map(np.asarray, compiled_factor(self._gram))
+        return jax.tree.map(np.asarray, gradient_posterior.compiled_factor(self._gram))
 
     def _check_factor(self) -> None:
         n, d = self.X.shape
@@ -240,8 +238,8 @@ class FittedGradientGP:
 
     def _hessian(
         self, inputs: Float[np.ndarray, "m d"], new: Float[Array, "m d"]
-    ) -> DiagonalPlusLowRank:
-        inside = posterior_hessian(
+    ) -> gradient_posterior.DiagonalPlusLowRank:
+        inside = gradient_posterior.posterior_hessian(
             self.profile, self._points, jnp.asarray(self.solution.value), new
         )
         inside = _rescale(inside, jnp.asarray(self.root))
@@ -259,14 +257,16 @@ class FittedGradientGP:
             .set(curvature)
         )
         whole = jnp.broadcast_to(jnp.eye(d, dtype=curvature.dtype)[None], (m, d, d))
-        return DiagonalPlusLowRank(
+        return gradient_posterior.DiagonalPlusLowRank(
             inside.diagonal, jnp.concatenate([inside.factor, whole], axis=-1), core
         )
 
 
-def _rescale(white: DiagonalPlusLowRank, root: Float[Array, " d"]) -> DiagonalPlusLowRank:
+def _rescale(
+    white: gradient_posterior.DiagonalPlusLowRank, root: Float[Array, " d"]
+) -> gradient_posterior.DiagonalPlusLowRank:
     factor = jnp.broadcast_to(root[:, None], white.factor.shape) * white.factor
-    return DiagonalPlusLowRank(
+    return gradient_posterior.DiagonalPlusLowRank(
         white.diagonal * jnp.broadcast_to(root**2, white.diagonal.shape), factor, white.core
     )
 
@@ -277,7 +277,7 @@ compiled_gram = eqx.filter_jit(
     )
 )
 
-_log_likelihood = eqx.filter_jit(gradient_log_likelihood)
+_log_likelihood = eqx.filter_jit(gradient_posterior.gradient_log_likelihood)
 
 START_NOISE = 1e-6
 """Noise that tuning starts from, relative to the mean square of the white gradients."""
@@ -362,14 +362,16 @@ class GradientGP(eqx.Module):
         evaluations = 0
         if self.tune:
             white = np.asarray(
-                white_data(kernel, jnp.asarray(inputs), jnp.asarray(observations))[1]
+                gradient_posterior.white_data(
+                    kernel, jnp.asarray(inputs), jnp.asarray(observations)
+                )[1]
             )
             # Relative to the white gradients, so that the start does not depend on the units of the
             # data.
             scale = float(np.mean(white[:, -inputs.shape[1] :] ** 2)) or 1.0
             free = self.noise is None
             start = START_NOISE * scale if free else noise
-            tuned = tune_gradient_kernel(
+            tuned = gradient_posterior.tune_gradient_kernel(
                 kernel, start, inputs, centred, free_noise=free, max_steps=self.max_steps
             )
             kernel, noise, evaluations = tuned.kernel, tuned.noise, tuned.num_evaluations
@@ -426,7 +428,7 @@ def _condition(
 ) -> FittedGradientGP:
     profile = scalar_profile("GradientGP", kernel)
     solver = Automatic() if process.solver is None else process.solver
-    points, white = white_data(kernel, jnp.asarray(X), jnp.asarray(observations))
+    points, white = gradient_posterior.white_data(kernel, jnp.asarray(X), jnp.asarray(observations))
     with_values = observations.shape[1] > X.shape[1]
     n, d = X.shape
     # Before the Gram's N² entries exist.

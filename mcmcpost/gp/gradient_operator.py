@@ -40,18 +40,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost import stein
 from mcmcpost.core.errors import InputTypeError, fault
-from mcmcpost.stein import (
-    DOT_PRODUCT,
-    STATIONARY,
-    AbstractKernel,
-    DotProduct,
-    Matern32,
-    Scaled,
-    Stationary,
-    product,
-    spread,
-)
 
 
 class Terms(NamedTuple):
@@ -75,32 +65,32 @@ class ScalarProfile(eqx.Module):
     σ²I. All the structured algebra is written in them (docs/mathematics.md section 4).
     """
 
-    kernel: Stationary | DotProduct
+    kernel: stein.Stationary | stein.DotProduct
     amplitude: Float[Array | np.ndarray, ""]
 
     @property
     def stationary(self) -> bool:
         """Whether the profile is of a distance, not of an inner product."""
-        return isinstance(self.kernel, STATIONARY)
+        return isinstance(self.kernel, stein.STATIONARY)
 
     @property
     def has_hessian(self) -> bool:
         """Whether second derivatives of the process exist in mean square: not those of
         Matérn-3/2."""
-        return not isinstance(self.kernel, Matern32)
+        return not isinstance(self.kernel, stein.Matern32)
 
     def root(self, like: Float[Array | np.ndarray, "n d"]) -> Float[Array, " d"]:
         """Return the diagonal of Λ^{1/2}."""
-        if isinstance(self.kernel, STATIONARY):
-            return 1 / spread("GradientGP", "lengthscale", self.kernel.lengthscale, like)
-        return spread("GradientGP", "scale", self.kernel.scale, like)
+        if isinstance(self.kernel, stein.STATIONARY):
+            return 1 / stein.spread("GradientGP", "lengthscale", self.kernel.lengthscale, like)
+        return stein.spread("GradientGP", "scale", self.kernel.scale, like)
 
     def origin(self, points: Float[Array | np.ndarray, "n d"]) -> Float[Array, " d"]:
         """Return the origin of white coordinates: the kernel's centre, or the points' mean, against
         cancellation."""
-        if isinstance(self.kernel, STATIONARY):
+        if isinstance(self.kernel, stein.STATIONARY):
             return jnp.mean(jnp.asarray(points), axis=0)
-        return spread("GradientGP", "centre", self.kernel.centre, points)
+        return stein.spread("GradientGP", "centre", self.kernel.centre, points)
 
     def terms(
         self,
@@ -116,7 +106,7 @@ class ScalarProfile(eqx.Module):
         rounding error is a coincidence, r = 0: the derivatives of rough kernels are infinite there,
         and only ever multiply zero.
         """
-        r = product(x, y)
+        r = stein.product(x, y)
         if self.stationary:
             # The origin is the points' mean for stationary kernels, which keeps the digits of this
             # difference.
@@ -134,7 +124,7 @@ class ScalarProfile(eqx.Module):
         return Terms(scale * k[0], step * scale * k[1], second * scale * k[2], last)
 
 
-def scalar_profile(where: str, kernel: AbstractKernel) -> ScalarProfile:
+def scalar_profile(where: str, kernel: stein.AbstractKernel) -> ScalarProfile:
     """Return the profile of a kernel, factors of `Scaled` multiplied into its amplitude.
 
     Raises
@@ -144,11 +134,11 @@ def scalar_profile(where: str, kernel: AbstractKernel) -> ScalarProfile:
     """
     amplitude = jnp.asarray(1.0, jnp.result_type(float))
     inside = kernel
-    while isinstance(inside, Scaled):
+    while isinstance(inside, stein.Scaled):
         amplitude = amplitude * jnp.asarray(inside.amplitude, amplitude.dtype)
         inside = inside.kernel
-    if not isinstance(inside, STATIONARY + DOT_PRODUCT):
-        names = ", ".join(kind.__name__ for kind in STATIONARY + DOT_PRODUCT)
+    if not isinstance(inside, stein.STATIONARY + stein.DOT_PRODUCT):
+        names = ", ".join(kind.__name__ for kind in stein.STATIONARY + stein.DOT_PRODUCT)
         cure = (
             "Sums, products and weights have no such structure; a Matérn-1/2 process has no "
             "gradient."
@@ -242,7 +232,7 @@ def cross_matmul(
     # 1,000 gradients in 100 dimensions: 0.82 of the time of an sgemm, and 20.8 MB for a whole solve
     # (docs/results/gradient_gp.md, gradient_gram_matrix_free).
     alpha, Z = split_weights(V, x.shape[1])
-    along = product(x, Z)
+    along = stein.product(x, Z)
     # S_ab = δ_ab·Z_b without an (m, n, d) array of differences.
     if stationary:
         along = along - jnp.sum(y * Z, 1)[None, :]

@@ -12,18 +12,7 @@ from jax.scipy.linalg import cho_solve, solve_triangular
 from jaxtyping import Array, Bool, Float
 
 from mcmcpost.core.errors import InputError
-from mcmcpost.gp.gradient_operator import (
-    GradientGram,
-    ScalarProfile,
-    check_memory,
-    cross_blocks,
-    cross_matmul,
-    gradient_gram,
-    projected_dimension,
-    scalar_profile,
-    span_basis,
-    split_weights,
-)
+from mcmcpost.gp import gradient_operator
 from mcmcpost.solve import Factor, factorise, sampling_factor
 from mcmcpost.solve.search import (
     KERNEL_MEMORY,
@@ -97,7 +86,7 @@ class ProjectedFactor(NamedTuple):
         return V if self.basis is None else V @ self.basis
 
 
-class Conditional(NamedTuple):
+class PointCovariance(NamedTuple):
     """Covariance of value and white gradient at one point, [1 ⊕ B] inside [1 ⊕ B]ᵀ + outside (I −
     BBᵀ) on gradients.
 
@@ -110,14 +99,14 @@ class Conditional(NamedTuple):
     basis: Float[Array, "d k"]
 
 
-def projected_factor(gram: GradientGram) -> ProjectedFactor:
+def projected_factor(gram: gradient_operator.GradientGram) -> ProjectedFactor:
     """Factorise: inside the span of the points a gradient Gram in q dimensions, outside it A₁ for
     all directions.
 
     SPD and of order n·q, with no 1/κ″ (docs/mathematics.md section 4, projection). A factorisation
     that breaks down has its nugget raised tenfold, which the record says.
     """
-    basis = span_basis(gram.points, stationary=gram.stationary)
+    basis = gradient_operator.span_basis(gram.points, stationary=gram.stationary)
     small = gram if basis is None else gram.project(basis)
     outer = outside_matrix(gram)
     inside, outside = floored_cholesky(small.dense()), floored_cholesky(outer)
@@ -127,7 +116,7 @@ def projected_factor(gram: GradientGram) -> ProjectedFactor:
     )
 
 
-def outside_matrix(gram: GradientGram) -> Float[Array, "n n"]:
+def outside_matrix(gram: gradient_operator.GradientGram) -> Float[Array, "n n"]:
     """Return A₁ + σ²I (n, n)."""
     return gram.terms.first + gram.noise * jnp.eye(gram.shape[0], dtype=gram.points.dtype)
 
@@ -161,8 +150,11 @@ def factor_solve(
 
 
 def conditional(
-    profile: ScalarProfile, gram: GradientGram, factor: ProjectedFactor, x: Float[Array, " d"]
-) -> Conditional:
+    profile: gradient_operator.ScalarProfile,
+    gram: gradient_operator.GradientGram,
+    factor: ProjectedFactor,
+    x: Float[Array, " d"],
+) -> PointCovariance:
     """Return the posterior covariance of value and gradient at one white point, without any d×d
     matrix.
 
@@ -192,8 +184,10 @@ def conditional(
         profile.terms(x[None], gram.points),
         profile.terms(x[None], x[None], same=True),
     )
-    prior = cross_blocks(profile.stationary, at_point, here[None], here[None])[0, :, 0]
-    cross = cross_blocks(profile.stationary, terms, here[None], points)[0]
+    prior = gradient_operator.cross_blocks(profile.stationary, at_point, here[None], here[None])[
+        0, :, 0
+    ]
+    cross = gradient_operator.cross_blocks(profile.stationary, terms, here[None], points)[0]
     # Gradients of the data in the q directions, and their values if observed, are in the dense
     # part.
     seen = cross[:, :, 1 - gram.with_values : 1 + q].reshape(prior.shape[0], -1)
@@ -205,12 +199,12 @@ def conditional(
         # Along e the rank-one terms of x act too, but the data's system is that of A₁ + σ²I.
         across = solve_triangular(factor.outside, cross[:, :, -1].T, lower=True)
         inside = inside - across.T @ across
-    return Conditional(inside, at_point.first[0, 0] - aside @ aside, basis)
+    return PointCovariance(inside, at_point.first[0, 0] - aside @ aside, basis)
 
 
 def joint_samples(
-    profile: ScalarProfile,
-    gram: GradientGram,
+    profile: gradient_operator.ScalarProfile,
+    gram: gradient_operator.GradientGram,
     right: Float[Array, "n w"],
     new: Float[Array, "m d"],
     key: Array,
@@ -224,17 +218,21 @@ def joint_samples(
     d = gram.points.shape[1]
     m = new.shape[0]
     # The span of old and new points: outside it all of them see A₁ alone.
-    basis = span_basis(jnp.concatenate([gram.points, new]), stationary=profile.stationary)
+    basis = gradient_operator.span_basis(
+        jnp.concatenate([gram.points, new]), stationary=profile.stationary
+    )
     whole = jnp.eye(d, dtype=new.dtype) if basis is None else basis
     data, here = gram.project(whole), new @ whole
     first = 1 - gram.with_values
     terms, among_new = profile.terms(new, gram.points), profile.terms(new, new, same=True)
     e = 1 + here.shape[1]
     inner = floored_cholesky(data.dense()).lower
-    cross = cross_blocks(profile.stationary, terms, here, data.points)[:, :, :, first:].reshape(
-        m * e, -1
+    cross = gradient_operator.cross_blocks(profile.stationary, terms, here, data.points)[
+        :, :, :, first:
+    ].reshape(m * e, -1)
+    prior = gradient_operator.cross_blocks(profile.stationary, among_new, here, here).reshape(
+        m * e, m * e
     )
-    prior = cross_blocks(profile.stationary, among_new, here, here).reshape(m * e, m * e)
     half = solve_triangular(inner, cross.T, lower=True)
     gradients = right[:, right.shape[1] - d :]
     observed = jnp.concatenate([right[:, : right.shape[1] - d], gradients @ whole], axis=1)
@@ -276,19 +274,21 @@ class Spread(NamedTuple):
 
 @eqx.filter_jit
 def posterior_mean(
-    profile: ScalarProfile,
+    profile: gradient_operator.ScalarProfile,
     points: Float[Array, "n d"],
     weights: Float[Array, "n w"],
     new: Float[Array, "m d"],
 ) -> Float[Array, "m e"]:
     """Return values and gradients (m, 1 + d) at new points: the representation Σ_b cov(·, b)
     weights_b."""
-    return cross_matmul(profile.stationary, profile.terms(new, points), new, points, weights)
+    return gradient_operator.cross_matmul(
+        profile.stationary, profile.terms(new, points), new, points, weights
+    )
 
 
 @eqx.filter_jit
 def posterior_hessian(
-    profile: ScalarProfile,
+    profile: gradient_operator.ScalarProfile,
     points: Float[Array, "n d"],
     weights: Float[Array, "n w"],
     new: Float[Array, "m d"],
@@ -301,7 +301,7 @@ def posterior_hessian(
     """
     n, d = points.shape
     m = new.shape[0]
-    alpha, Z = split_weights(weights, d)
+    alpha, Z = gradient_operator.split_weights(weights, d)
     terms = profile.terms(new, points, third=True)
     along = product(new, Z)
     if profile.stationary:
@@ -330,7 +330,10 @@ def posterior_hessian(
 
 @eqx.filter_jit
 def posterior_spread(
-    profile: ScalarProfile, gram: GradientGram, factor: ProjectedFactor, new: Float[Array, "m d"]
+    profile: gradient_operator.ScalarProfile,
+    gram: gradient_operator.GradientGram,
+    factor: ProjectedFactor,
+    new: Float[Array, "m d"],
 ) -> Spread:
     """Return the posterior variances of value and gradient at new points."""
 
@@ -347,7 +350,10 @@ def posterior_spread(
 
 @eqx.filter_jit
 def posterior_gradient_covariance(
-    profile: ScalarProfile, gram: GradientGram, factor: ProjectedFactor, x: Float[Array, " d"]
+    profile: gradient_operator.ScalarProfile,
+    gram: gradient_operator.GradientGram,
+    factor: ProjectedFactor,
+    x: Float[Array, " d"],
 ) -> DiagonalPlusLowRank:
     """Return the covariance of the gradient at one point, v I + B(S − vI)Bᵀ, never d×d."""
     inside, outside, basis = conditional(profile, gram, factor, x)
@@ -383,7 +389,7 @@ def white_data(
     kernel: AbstractKernel, X: Float[Array, "n d"], observations: Float[Array, "n w"]
 ) -> tuple[Float[Array, "n d"], Float[Array, "n w"]]:
     """Return points and observations (n, d or 1 + d) in white coordinates."""
-    profile = scalar_profile("GradientGP", kernel)
+    profile = gradient_operator.scalar_profile("GradientGP", kernel)
     root = profile.root(X)
     points = (X - profile.origin(X)[None]) * root[None]
     d = X.shape[1]
@@ -407,10 +413,12 @@ def gradient_log_likelihood(
     leaves that of the log determinant exact, because a rank-one term leaves the basis at second
     order only, and the quadratic form is 2gᵀz − zᵀKz with z = K⁻¹g held still.
     """
-    profile = scalar_profile("GradientGP", kernel)
+    profile = gradient_operator.scalar_profile("GradientGP", kernel)
     n, d = X.shape
     points, white = white_data(kernel, X, observations)
-    gram = gradient_gram(profile, points, noise, with_values=observations.shape[1] > d)
+    gram = gradient_operator.gradient_gram(
+        profile, points, noise, with_values=observations.shape[1] > d
+    )
     # See above: the factor is held still, and the derivatives enter through z and the log
     # determinants.
     factor = projected_factor(jax.lax.stop_gradient(gram))
@@ -453,7 +461,7 @@ def tune_gradient_kernel(
     ------
     ValueError : the likelihood is not finite at the start.
     """
-    scalar = scalar_profile("GradientGP", kernel)
+    scalar = gradient_operator.scalar_profile("GradientGP", kernel)
     n = _tuning_points(scalar.stationary, *X.shape, with_values=observations.shape[1] > X.shape[1])
     rows = np.linspace(0, len(X) - 1, n).round().astype(int)
     data = jnp.asarray(X[rows]), jnp.asarray(observations[rows])
@@ -479,9 +487,15 @@ def tune_gradient_kernel(
 
 def _tuning_points(stationary: bool, n: int, d: int, *, with_values: bool) -> int:
     # q depends on n below d, so that the largest n has no closed form.
-    while n > 2 and n * (projected_dimension(stationary, n, d) + with_values) > TUNING_ORDER:
+    while (
+        n > 2
+        and n * (gradient_operator.projected_dimension(stationary, n, d) + with_values)
+        > TUNING_ORDER
+    ):
         n -= 1
-    check_memory("GradientGP", n * (projected_dimension(stationary, n, d) + with_values))
+    gradient_operator.check_memory(
+        "GradientGP", n * (gradient_operator.projected_dimension(stationary, n, d) + with_values)
+    )
     return n
 
 

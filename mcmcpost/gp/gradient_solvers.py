@@ -254,7 +254,7 @@ class Automatic(AbstractGradientSolver):
        system costs at most about twice the better solver.
     3. Where Cholesky does not fit the budget is `max_steps`.
 
-    Measured by ``benchmarks/gp/gradient_gram.py``.
+    Measured: results, "Gradient processes".
     """
 
     dense_order: int = 300

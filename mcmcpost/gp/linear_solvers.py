@@ -149,23 +149,28 @@ def solve_linear(
     steps: list[np.ndarray] = []
     changes: list[np.ndarray] = []
     estimate = None
+    # Exact arithmetic needs d steps; rounding makes it more.
     for _ in range(2 * d if max_steps is None else max_steps):
         if np.linalg.norm(g) <= goal:
             g = product(x) - right  # rounding lets the updated residual drift away from it
         if np.linalg.norm(g) <= goal:
             break
         direction = -g if estimate is None else belief.direction(estimate, g)
+        # An estimate that is not positive definite may point uphill, and −g never does.
         if not direction @ g < 0:
             direction = -g
         image = product(direction)
         curvature = direction @ image
+        # The quadratic has no minimum along such a direction.
         if not curvature > 0:
             break
+        # The minimum along the direction (section 5.1).
         length = -(direction @ g) / curvature
         steps.append(length * direction)
         changes.append(length * image)
         x, g = x + steps[-1], g + changes[-1]
         estimate = belief.estimate(np.stack(steps), np.stack(changes))
+    # What is reported is of the solution itself, not the sum of all changes.
     g = product(x) - right
     return LinearSolution(x, g, bool(np.linalg.norm(g) <= goal), len(steps), estimate)
 
@@ -200,6 +205,7 @@ def _symmetric_update(
     U, V, W = U * size, V * size, W * size
     R = V - scale * U
     across = U @ W.T
+    # P is symmetric but for rounding, and singular where a step repeats an earlier one.
     inverse = np.linalg.pinv((across + across.T) / 2, hermitian=True)
     corner = -inverse @ (U @ R.T + R @ U.T) @ inverse / 2
     m = len(U)

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 from tqdm import tqdm
 
+from mcmcpost import stein
 from mcmcpost.core.arguments import check_count
 from mcmcpost.core.devices import no_bar
 from mcmcpost.core.errors import InputError
@@ -27,35 +28,21 @@ from mcmcpost.solve.search import (
     Packing,
     TrainingProblem,
 )
-from mcmcpost.stein import (
-    STATIONARY,
-    AbstractKernel,
-    InverseMultiquadric,
-    Matern32,
-    Matern52,
-    Product,
-    RationalQuadratic,
-    Scaled,
-    SquaredExponential,
-    Sum,
-    gram,
-    spread,
-)
 from mcmcpost.stein.products import Regularised, bilinear_gradient, device_mesh, kernel_operator
 
 ROWS = 4_096
 """Rows whose features exist at once."""
 
 
-def has_random_features(kernel: AbstractKernel) -> bool:
+def has_random_features(kernel: stein.AbstractKernel) -> bool:
     """Return whether `sample_prior` knows the spectral law of this kernel."""
     match kernel:
-        case Scaled():
+        case stein.Scaled():
             return has_random_features(kernel.kernel)
-        case Sum() | Product():
+        case stein.Sum() | stein.Product():
             return has_random_features(kernel.first) and has_random_features(kernel.second)
         case _:
-            return isinstance(kernel, STATIONARY)
+            return isinstance(kernel, stein.STATIONARY)
 
 
 class Spectrum(NamedTuple):
@@ -93,7 +80,7 @@ class PriorSample(NamedTuple):
 
 
 def sample_prior(
-    kernel: AbstractKernel,
+    kernel: stein.AbstractKernel,
     key: jax.Array,
     *,
     num_features: int,
@@ -129,18 +116,20 @@ def sample_prior(
     return PriorSample(spectra, weights)
 
 
-def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tuple[Spectrum, ...]:
+def _spectra(
+    kernel: stein.AbstractKernel, key: jax.Array, r: int, like: Array
+) -> tuple[Spectrum, ...]:
     first, second = jax.random.split(key)
     match kernel:
-        case Scaled():
+        case stein.Scaled():
             a = jnp.asarray(kernel.amplitude, like.dtype)
             return tuple(
                 Spectrum(s.frequencies, a * s.amplitude)
                 for s in _spectra(kernel.kernel, key, r, like)
             )
-        case Sum():
+        case stein.Sum():
             return _spectra(kernel.first, first, r, like) + _spectra(kernel.second, second, r, like)
-        case Product():
+        case stein.Product():
             # Bochner: the spectrum of a product is that of the sum of two independent frequencies.
             left, right = (
                 _spectra(kernel.first, first, r, like),
@@ -151,17 +140,17 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
                 for a in left
                 for b in right
             )
-        case SquaredExponential():
+        case stein.SquaredExponential():
             precision = jnp.ones(r, like.dtype)
-        case Matern32() | Matern52():
+        case stein.Matern32() | stein.Matern52():
             # ν/Gamma(ν) times a normal square is a multivariate t with 2ν degrees of freedom.
-            half = 1.5 if isinstance(kernel, Matern32) else 2.5
+            half = 1.5 if isinstance(kernel, stein.Matern32) else 2.5
             precision = half / jax.random.gamma(second, half, (r,), like.dtype)
-        case RationalQuadratic():
+        case stein.RationalQuadratic():
             # (1 + r/2α)^{−α} is the mean of e^{−rg/2} over g ~ Gamma(α)/α.
             alpha = jnp.asarray(kernel.alpha, like.dtype)
             precision = jax.random.gamma(second, alpha, (r,), like.dtype) / alpha
-        case InverseMultiquadric():
+        case stein.InverseMultiquadric():
             # (1 + r)^{−e} is the mean of e^{−rg/2} over g ~ 2 Gamma(e).
             exponent = jnp.asarray(0.5 if kernel.exponent is None else kernel.exponent, like.dtype)
             precision = 2 * jax.random.gamma(second, exponent, (r,), like.dtype)
@@ -172,7 +161,7 @@ def _spectra(kernel: AbstractKernel, key: jax.Array, r: int, like: Array) -> tup
                 type(kernel).__name__,
                 "It has no random Fourier features; use Standard(), or Cholesky().",
             )
-    width = spread(type(kernel).__name__, "lengthscale", kernel.lengthscale, like)
+    width = stein.spread(type(kernel).__name__, "lengthscale", kernel.lengthscale, like)
     directions = jax.random.normal(first, (like.shape[1], r), like.dtype)
     return (
         Spectrum(directions * jnp.sqrt(precision)[None] / width[:, None], jnp.ones((), like.dtype)),
@@ -204,7 +193,7 @@ class AbstractEstimator(eqx.Module):
     @abc.abstractmethod
     def targets(
         self,
-        kernel: AbstractKernel,
+        kernel: stein.AbstractKernel,
         noise: Float[Array, ""],
         X: Float[Array, "n d"],
         key: jax.Array,
@@ -230,7 +219,7 @@ class Standard(AbstractEstimator):
 
     def targets(
         self,
-        kernel: AbstractKernel,
+        kernel: stein.AbstractKernel,
         noise: Float[Array, ""],
         X: Float[Array, "n d"],
         key: jax.Array,
@@ -268,7 +257,7 @@ class Pathwise(AbstractEstimator):
 
     def targets(
         self,
-        kernel: AbstractKernel,
+        kernel: stein.AbstractKernel,
         noise: Float[Array, ""],
         X: Float[Array, "n d"],
         key: jax.Array,
@@ -307,7 +296,7 @@ class LikelihoodFit(NamedTuple):
     solved : (n, 1 + s) last solutions, the next first guess; None after an exact fit.
     """
 
-    kernel: AbstractKernel
+    kernel: stein.AbstractKernel
     noise: float
     history: dict[str, np.ndarray]
     solved: Float[np.ndarray, "n k"] | None
@@ -326,7 +315,7 @@ def _exact_loss(packing: Packing, X: Array, y: Array, x: Array) -> tuple[Array, 
 @eqx.filter_jit
 def _covariance(packing: Packing, X: Array, x: Array) -> Array:
     kernel, noise = packing.unpack(x)
-    return gram(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
+    return stein.gram(kernel, X) + noise * jnp.eye(X.shape[0], dtype=X.dtype)
 
 
 @eqx.filter_jit
@@ -337,7 +326,7 @@ def _pull_back(packing: Packing, X: Array, x: Array, precision: Array, v: Array)
 
 
 def maximise_exact_likelihood(
-    kernel: AbstractKernel,
+    kernel: stein.AbstractKernel,
     noise: float,
     X: Float[np.ndarray, "n d"],
     y: Float[np.ndarray, " n"],
@@ -436,7 +425,7 @@ def estimate_gradient(
 
 
 def maximise_likelihood_by_solves(
-    kernel: AbstractKernel,
+    kernel: stein.AbstractKernel,
     noise: float,
     X: Float[np.ndarray, "n d"],
     y: Float[np.ndarray, " n"],

@@ -171,7 +171,7 @@ class Quadratic(NamedTuple):
     slope: Float[Array, " d"]
 
 
-class Tuned(NamedTuple):
+class TunedKernel(NamedTuple):
     """A kernel and the noise of its white gradients."""
 
     kernel: AbstractKernel
@@ -229,9 +229,9 @@ def farthest_points(
     return jnp.concatenate([first[None], others])
 
 
-def tune(
+def tune_surrogate(
     start: AbstractKernel, points: Float[Array, "m q"], gradients: Float[Array, "m q"], steps: int
-) -> Tuned:
+) -> TunedKernel:
     """Return the best kernel and noise of `steps` of Adam on the marginal likelihood, in
     logarithms, within bounds."""
     packing = Packing(start)
@@ -261,10 +261,12 @@ def tune(
 
     carry = (initial, optimiser.init(initial), initial, jnp.asarray(jnp.inf, points.dtype))
     best = jax.lax.scan(step, carry, None, length=steps)[0][2]
-    return Tuned(packing.unpack(best[:-1]), jnp.exp(best[-1]))
+    return TunedKernel(packing.unpack(best[:-1]), jnp.exp(best[-1]))
 
 
-def condition(tuned: Tuned, points: Float[Array, "m q"], gradients: Float[Array, "m q"]) -> Process:
+def condition_on_gradients(
+    tuned: TunedKernel, points: Float[Array, "m q"], gradients: Float[Array, "m q"]
+) -> Process:
     """Return the process given its gradients."""
     profile = scalar_profile("SurrogateHMC", tuned.kernel)
     origin, root = profile.origin(points), profile.root(points)
@@ -366,8 +368,10 @@ class SubspaceSurrogate(AbstractSurrogate):
         start = _default_kernel(q) if self.kernel is None else self.kernel
         # A leading part of a farthest-point sequence is spread over the whole set too.
         few = chosen[: self.num_tuning]
-        tuned = tune(start, active[few], wanted[: self.num_tuning] / height, self.tuning_steps)
-        process = condition(tuned, active[chosen], wanted / height)
+        tuned = tune_surrogate(
+            start, active[few], wanted[: self.num_tuning] / height, self.tuning_steps
+        )
+        process = condition_on_gradients(tuned, active[chosen], wanted / height)
         return FittedSurrogate(
             centre,
             scale,

@@ -10,20 +10,8 @@ from jaxtyping import Array
 
 from mcmcpost.core.arguments import check_flags, check_function, check_number
 from mcmcpost.core.errors import InputError, fault, warn
+from mcmcpost.gp import surrogate_moves
 from mcmcpost.gp.surrogate import HELD_OUT, AbstractSurrogate, SubspaceSurrogate, empty_history
-from mcmcpost.gp.surrogate_moves import (
-    Program,
-    Settings,
-    SurrogateState,
-    Target,
-    advance,
-    check_settings,
-    fit_history,
-    flat_target,
-    true_counts,
-    with_chains,
-    without_chains,
-)
 
 
 class Bound(NamedTuple):
@@ -143,7 +131,7 @@ class SurrogateHMC:
         check_flags(where, dense_mass=dense_mass)
         self._model = model
         self._potential_fn = potential_fn
-        self.settings = Settings(
+        self.settings = surrogate_moves.Settings(
             SubspaceSurrogate() if surrogate is None else surrogate,
             num_steps,
             refinement,
@@ -152,7 +140,7 @@ class SurrogateHMC:
             max_gradient_error,
             history_size,
         )
-        check_settings(self.settings)
+        surrogate_moves.check_settings(self.settings)
         self._init_strategy = init_to_uniform if init_strategy is None else init_strategy
         self._adaptation = {
             "step_size": float(step_size),
@@ -176,7 +164,7 @@ class SurrogateHMC:
         init_params: Any = None,
         model_args: tuple[Any, ...] = (),
         model_kwargs: Any = None,
-    ) -> SurrogateState:
+    ) -> surrogate_moves.SurrogateState:
         """Return the first state, of one chain, or of one per key."""
         from numpyro.infer.hmc import hmc
         from numpyro.infer.hmc_util import warmup_adapter
@@ -222,9 +210,9 @@ class SurrogateHMC:
         # Zeros of the shapes of a fit: the state has one structure before and after warm-up, as
         # `scan` needs.
         shapes = jax.eval_shape(
-            lambda h: fit_history(self.settings.surrogate, h).surrogate, history
+            lambda h: surrogate_moves.fit_history(self.settings.surrogate, h).surrogate, history
         )
-        state = SurrogateState(
+        state = surrogate_moves.SurrogateState(
             i=jnp.zeros((), int),
             z=z,
             potential_energy=first.potential_energy,
@@ -244,18 +232,18 @@ class SurrogateHMC:
             history=history,
             surrogate=jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes),
         )
-        return without_chains(state) if single else state
+        return surrogate_moves.without_chains(state) if single else state
 
     def sample(
-        self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any
-    ) -> SurrogateState:
+        self, state: surrogate_moves.SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any
+    ) -> surrogate_moves.SurrogateState:
         """Return the next state."""
         # NumPyro hands over one key for one chain and a batch for vectorised ones.
         single = _is_one_key(state.rng_key)
-        batch = with_chains(state) if single else state
+        batch = surrogate_moves.with_chains(state) if single else state
         # Built anew at each call, as data may differ between runs; under `jit` this costs nothing.
-        new = advance(self._program(batch.z, model_args, model_kwargs or {}), batch)
-        return without_chains(new) if single else new
+        new = surrogate_moves.advance(self._program(batch.z, model_args, model_kwargs or {}), batch)
+        return surrogate_moves.without_chains(new) if single else new
 
     def postprocess_fn(
         self, model_args: tuple[Any, ...], model_kwargs: Any
@@ -271,7 +259,7 @@ class SurrogateHMC:
         """Return the map from unconstrained to constrained sites."""
         return self.postprocess_fn(model_args, model_kwargs)
 
-    def get_diagnostics_str(self, state: SurrogateState) -> str:
+    def get_diagnostics_str(self, state: surrogate_moves.SurrogateState) -> str:
         """Return one line for the progress bar."""
         gradients = "surrogate" if state.surrogate_used else "true"
         size = state.adapt_state.step_size
@@ -281,13 +269,13 @@ class SurrogateHMC:
         )
 
     def refresh(
-        self, state: SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any
-    ) -> SurrogateState:
+        self, state: surrogate_moves.SurrogateState, model_args: tuple[Any, ...], model_kwargs: Any
+    ) -> surrogate_moves.SurrogateState:
         """Recompute energy and gradient at ``state.z``, one of each per chain; the surrogate stays
         as it was."""
         assert self._sample_fn is not None, "`init` comes first"
         single = _is_one_key(state.rng_key)
-        batch = with_chains(state) if single else state
+        batch = surrogate_moves.with_chains(state) if single else state
         target = self._target(batch.z, model_args, model_kwargs or {})
         evaluations = jax.vmap(lambda z: target.evaluate(ravel_pytree(z)[0]))(batch.z)
         # The surrogate and its test are of the warm-up and stay; only what belongs to z is computed
@@ -295,9 +283,9 @@ class SurrogateHMC:
         new = batch._replace(
             potential_energy=evaluations.energy,
             true_gradient=evaluations.gradient,
-            **true_counts(batch, 1, 1, state.i < self._sample_fn.num_warmup),
+            **surrogate_moves.true_counts(batch, 1, 1, state.i < self._sample_fn.num_warmup),
         )
-        return without_chains(new) if single else new
+        return surrogate_moves.without_chains(new) if single else new
 
     def _enough(self, num_warmup: int, c: int, slots: int, d: int) -> bool:
         """Return whether warm-up leaves enough to fit and to test a surrogate; warn if not."""
@@ -352,17 +340,19 @@ class SurrogateHMC:
         self._potential_gen, self._postprocess = info.potential_fn, info.postprocess_fn
         return info.param_info.z if init_params is None else init_params
 
-    def _target(self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]) -> Target:
+    def _target(
+        self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
+    ) -> surrogate_moves.Potential:
         """Return the potential on flat draws; z : a batch, of which the structure counts."""
         assert self._potential_gen is not None, "`init` comes first"
-        return flat_target(self._potential_gen(*model_args, **model_kwargs), z)
+        return surrogate_moves.flat_target(self._potential_gen(*model_args, **model_kwargs), z)
 
     def _program(
         self, z: Any, model_args: tuple[Any, ...], model_kwargs: dict[str, Any]
-    ) -> Program:
+    ) -> surrogate_moves.Iteration:
         bound = self._sample_fn
         assert bound is not None, "`init` comes first"
-        return Program(
+        return surrogate_moves.Iteration(
             self.settings,
             lambda state: bound.nuts(state, model_args, model_kwargs),
             bound.adapt,

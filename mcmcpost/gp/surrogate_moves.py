@@ -35,14 +35,14 @@ DIVERGENCE = 1000.0
 """Energy error from which a trajectory counts as divergent, as in NumPyro."""
 
 
-class Target(NamedTuple):
+class Potential(NamedTuple):
     """The true potential energy on the flat unconstrained space: alone, and with its gradient."""
 
     energy: Callable[[Any], Array]
     evaluate: Callable[[Any], EnergyAndGradient]
 
 
-def flat_target(potential: Callable[[Any], Any], z: Any) -> Target:
+def flat_target(potential: Callable[[Any], Any], z: Any) -> Potential:
     """Return the potential on flat draws; z : a batch of draws, a pytree of which the structure
     counts."""
     # Of one chain: the batch's leading axis is dropped for the shapes.
@@ -51,7 +51,7 @@ def flat_target(potential: Callable[[Any], Any], z: Any) -> Target:
     def energy(x: Float[Array, " d"]) -> Float[Array, ""]:
         return potential(unravel(x))
 
-    return Target(energy, lambda x: EnergyAndGradient(*jax.value_and_grad(energy)(x)))
+    return Potential(energy, lambda x: EnergyAndGradient(*jax.value_and_grad(energy)(x)))
 
 
 class Point(NamedTuple):
@@ -84,7 +84,7 @@ class Metric(NamedTuple):
         return 0.5 * p @ self.velocity(p)
 
 
-class Outcome(NamedTuple):
+class MoveResult(NamedTuple):
     """The result of a move and its cost.
 
     path_accept_prob : mean acceptance probability over the points of the trajectory. The step size
@@ -153,13 +153,13 @@ def accepts(key: Array, log_ratio: Float[Array, ""]) -> Bool[Array, ""]:
 
 
 def hamiltonian_move(
-    target: Target,
+    target: Potential,
     point: Point,
     metric: Metric,
     key: Array,
     num_steps: int | Int[Array, ""],
     most: int,
-) -> tuple[Point, Outcome, Leapfrog]:
+) -> tuple[Point, MoveResult, Leapfrog]:
     """Move by Hamiltonian Monte Carlo on the gradients of `target`, by `num_steps`, which are at
     most `most`."""
     key_p, key_step, key_accept = jax.random.split(key, 3)
@@ -176,14 +176,14 @@ def hamiltonian_move(
 
 
 def surrogate_move(
-    target: Target,
+    target: Potential,
     surrogate: FittedSurrogate,
     point: Point,
     metric: Metric,
     key: Array,
     num_steps: int,
     num_moves: int,
-) -> tuple[Point, Outcome]:
+) -> tuple[Point, MoveResult]:
     """Move along the surrogate's energy and accept with the true one.
 
     One move: its leapfrog is reversible and keeps volume, so the ratio is that of the true
@@ -208,7 +208,7 @@ def surrogate_move(
         error = energy + path.kinetic[-1] - point.energy - metric.kinetic(p)
     else:
         start = surrogate.evaluate(point.x)
-        model = Target(lambda x: surrogate.evaluate(x).energy, surrogate.evaluate)
+        model = Potential(lambda x: surrogate.evaluate(x).energy, surrogate.evaluate)
 
         def inner(inside: Point, key: Array) -> tuple[Point, None]:
             return hamiltonian_move(model, inside, metric, key, num_steps, num_steps)[0], None
@@ -229,13 +229,13 @@ def _jittered(key: Array, step_size: Float[Array, ""]) -> Float[Array, ""]:
 
 def _finish(
     key: Array, point: Point, moved: Point, error: Float[Array, ""], cost: tuple[Any, int, int]
-) -> tuple[Point, Outcome]:
+) -> tuple[Point, MoveResult]:
     taken = accepts(key, -error)  # not where it is NaN
     new = jax.tree.map(lambda to, stay: jnp.where(taken, to, stay), moved, point)
     counts = (jnp.asarray(count, int) for count in cost)
     chance = _accept_prob(error)
     # Not `error > DIVERGENCE`: an error of NaN is divergent too.
-    return new, Outcome(chance, chance, ~(error <= DIVERGENCE), *counts)
+    return new, MoveResult(chance, chance, ~(error <= DIVERGENCE), *counts)
 
 
 def _accept_prob(error: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -348,7 +348,7 @@ def _map_chains(function: Any, state: SurrogateState) -> SurrogateState:
 logger = logging.getLogger("mcmcpost")
 
 
-class Program(NamedTuple):
+class Iteration(NamedTuple):
     """The parts of an iteration.
 
     nuts : NumPyro's NUTS of one chain, state ↦ state. adapt : its adaptation of one chain. target :
@@ -359,7 +359,7 @@ class Program(NamedTuple):
     settings: Settings
     nuts: Callable[[Any], Any]
     adapt: Callable[..., Any]
-    target: Target
+    target: Potential
     num_warmup: int
     fits: bool
 
@@ -378,7 +378,7 @@ def fit_history(surrogate: AbstractSurrogate, history: History) -> Fit:
     return Fit(fitted, relative_error(fitted, rows.points, rows.gradients, rows.held_out))
 
 
-def advance(program: Program, state: SurrogateState) -> SurrogateState:
+def advance(program: Iteration, state: SurrogateState) -> SurrogateState:
     """Return the next state of a batch of chains."""
     keys = jax.vmap(lambda key: jax.random.split(key, 3))(state.rng_key)
     warm = state.i < program.num_warmup
@@ -433,8 +433,8 @@ def true_counts(state: SurrogateState, gradients: Any, energies: Any, warm: Any)
 
 
 def _transition(
-    program: Program, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
-) -> tuple[Point, Outcome, Trajectory]:
+    program: Iteration, state: SurrogateState, keys: Array, warm: Bool[Array, ""]
+) -> tuple[Point, MoveResult, Trajectory]:
     """Move all chains in the same way and equally far, so that only one kind of transition is
     computed."""
     settings, target, adapted = program.settings, program.target, state.adapt_state
@@ -449,7 +449,7 @@ def _transition(
     # The first chain's key decides for all: mixed kinds would all be computed under `vmap`.
     key_coin, key_length = jax.random.split(keys[0, 2])
     nothing = Trajectory(*(jnp.zeros_like(leaf[:, 0]) for leaf in state.history))
-    type Moved = tuple[Point, Outcome, Trajectory]
+    type Moved = tuple[Point, MoveResult, Trajectory]
 
     coin = jax.random.uniform(key_coin) < settings.true_gradient_probability
     # 0: true gradients. 1: NUTS, of a surrogate that was declined. 2: surrogate.
@@ -488,7 +488,7 @@ def _transition(
 
 
 def _with_gradient(
-    target: Target, point: Point, wanted: Bool[Array, ""]
+    target: Potential, point: Point, wanted: Bool[Array, ""]
 ) -> tuple[Point, Int[Array, " c"]]:
     """Return the points with their true gradients where `wanted`, and how many each chain had to
     evaluate."""
@@ -501,11 +501,13 @@ def _with_gradient(
     return point._replace(gradient=gradient), unknown.astype(int)
 
 
-def _charge(outcome: Outcome, extra: Int[Array, " c"]) -> Outcome:
+def _charge(outcome: MoveResult, extra: Int[Array, " c"]) -> MoveResult:
     return outcome._replace(true_gradients=outcome.true_gradients + extra)
 
 
-def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tuple[Point, Outcome]:
+def _nuts_move(
+    program: Iteration, point: Point, adapted: Any, key: Array
+) -> tuple[Point, MoveResult]:
     from numpyro.infer.hmc import HMCState
 
     none, zero = jnp.zeros((), int), jnp.zeros_like(point.energy)
@@ -529,13 +531,13 @@ def _nuts_move(program: Program, point: Point, adapted: Any, key: Array) -> tupl
         rng_key=key,
     )
     new = program.nuts(start)
-    outcome = Outcome(
+    outcome = MoveResult(
         new.accept_prob, new.accept_prob, new.diverging, new.num_steps, new.num_steps, none
     )
     return Point(new.z, new.potential_energy, new.z_grad), outcome
 
 
-def _adapted(program: Program, state: SurrogateState, point: Point, outcome: Outcome) -> Any:
+def _adapted(program: Iteration, state: SurrogateState, point: Point, outcome: MoveResult) -> Any:
     from numpyro.infer.hmc_util import IntegratorState
 
     at = IntegratorState(z=point.x, r=None, potential_energy=point.energy, z_grad=point.gradient)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from mcmcpost import evidence
 from mcmcpost.core.arguments import (
     as_labels,
     as_real,
@@ -26,17 +27,6 @@ from mcmcpost.core.arguments import (
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
 from mcmcpost.core.precision import in_either_precision, in_float64
-from mcmcpost.evidence import (
-    EVIDENCE_GROUP,
-    MAX_RUNGS,
-    REFERENCE_POWER,
-    Normal,
-    TemperedTarget,
-    check_draws,
-    equidistributed_ladder,
-    fit_normal,
-    ladder_barrier,
-)
 from mcmcpost.evidence.barrier import path_barrier
 from mcmcpost.evidence.bridge import median_ess, solve_bridge
 from mcmcpost.evidence.warp import control_normal, likelier
@@ -68,7 +58,9 @@ NUM_PLACING = 1_000
 the rungs."""
 
 
-def reference_target(target: TemperedTarget, normal: Normal) -> TemperedTarget:
+def reference_target(
+    target: evidence.TemperedTarget, normal: evidence.Normal
+) -> evidence.TemperedTarget:
     """Return the target whose path goes from the normal q at t = 0 to the posterior p(y|x)p(x) at t
     = 1.
 
@@ -85,7 +77,7 @@ def reference_target(target: TemperedTarget, normal: Normal) -> TemperedTarget:
         standard = jnp.matmul(inverse, draw - mean)
         return constant - 0.5 * standard @ standard
 
-    return TemperedTarget(
+    return evidence.TemperedTarget(
         # With this for ℓ the path needs no code of its own: score, MBAR, rules and exchange see a
         # ladder from a prior q (docs/mathematics.md section 3).
         log_likelihood=lambda draw: (
@@ -101,8 +93,8 @@ def reference_target(target: TemperedTarget, normal: Normal) -> TemperedTarget:
 
 def place_rungs(
     where: str,
-    target: TemperedTarget,
-    normal: Normal,
+    target: evidence.TemperedTarget,
+    normal: evidence.Normal,
     draws: Float[np.ndarray, "n d"],
     key: jax.Array,
     size: int | None = None,
@@ -141,14 +133,14 @@ def place_rungs(
     if not np.isfinite(log_z):
         log_z = float(np.median(inside))  # without overlap: any constant separates the ends
     # The mixture of both ends, equally many draws of each, over q: 1 + e^ℓ/Z.
-    return path_barrier(values, np.logaddexp(0.0, values - log_z), power=REFERENCE_POWER).place(
-        size
-    )
+    return path_barrier(
+        values, np.logaddexp(0.0, values - log_z), power=evidence.REFERENCE_POWER
+    ).place(size)
 
 
 def tempered_target(
     where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[TemperedTarget, ProbedModel]:
+) -> tuple[evidence.TemperedTarget, ProbedModel]:
     """Return prior and likelihood of a NumPyro program, and its latent sites.
 
     Latent sites with the log-Jacobian of their transformation are the prior; observed sites and
@@ -166,7 +158,7 @@ def tempered_target(
     """
     probed = probe_model(where, model, args, kwargs, dims=DIMS)
     check_evidence_exists(probed)
-    target = TemperedTarget(
+    target = evidence.TemperedTarget(
         log_likelihood=lambda draw: _terms(probed, draw)[0],
         log_prior=lambda draw: _terms(probed, draw)[1],
         sample_prior=lambda key: _prior_draw(probed, with_dotted_sites(where, model), key),
@@ -340,7 +332,13 @@ def sample_power_posteriors(
         if temperatures is None or isinstance(temperatures, int):
             cure = "Leave it out, or pass a number of rungs."
             check_count(
-                where, "temperatures", temperatures, cure, least=2, most=MAX_RUNGS, optional=True
+                where,
+                "temperatures",
+                temperatures,
+                cure,
+                least=2,
+                most=evidence.MAX_RUNGS,
+                optional=True,
             )
             temperatures = in_float64(place_rungs)(
                 where, target, normal, points.reshape(-1, points.shape[-1]), place_key, temperatures
@@ -377,7 +375,7 @@ def _resolve_with_reference(
     log_prior: Callable[[jax.Array], jax.Array] | None,
     sample_prior: Callable[[jax.Array], jax.Array] | None,
     names: tuple[str, ...] | None,
-) -> tuple[TemperedTarget, ProbedModel | None, Float[np.ndarray, "c n d"]]:
+) -> tuple[evidence.TemperedTarget, ProbedModel | None, Float[np.ndarray, "c n d"]]:
     """Return the target, whose prior need not be sampled, and the unconstrained draws of the
     reference."""
     check_tree_type(where, reference)
@@ -404,26 +402,26 @@ def _resolve_with_reference(
             sampler,
             labels if names is None else names,
         )
-    return target, probed, check_draws(where, draws, target.names)[0]
+    return target, probed, evidence.check_draws(where, draws, target.names)[0]
 
 
 def _fit_reference(
     where: str,
-    target: TemperedTarget,
+    target: evidence.TemperedTarget,
     points: Float[np.ndarray, "c n d"],
     *,
     forward_mode: bool,
-) -> Normal:
+) -> evidence.Normal:
     """Return the normal of posterior draws, controlled by the scores at `NUM_SCORED` of them where
     that brings it nearer."""
     every = points.reshape(-1, points.shape[-1])
     rows = every[:: -(-len(every) // NUM_SCORED)]
     at = evaluate_at(target, rows, forward_mode=forward_mode)
     scores = np.asarray(at.gradient_log_likelihood) + np.asarray(at.gradient_log_prior)
-    normal = fit_normal(where, every, target.names)
+    normal = evidence.fit_normal(where, every, target.names)
     if not np.isfinite(scores).all():
         return normal
-    controlled = control_normal(fit_normal(where, rows, target.names), rows, scores)
+    controlled = control_normal(evidence.fit_normal(where, rows, target.names), rows, scores)
     return likelier(normal, controlled, rows, median_ess(points))
 
 
@@ -485,7 +483,7 @@ def add_rungs(
     )
     more = _tree(sampled, probed, {}, ladder.reference)
     # An evidence that stayed would be of fewer rungs than the ladder beside it.
-    new = tree.drop_nodes(EVIDENCE_GROUP, errors="ignore").copy()
+    new = tree.drop_nodes(evidence.EVIDENCE_GROUP, errors="ignore").copy()
     for group in ("posterior", GROUP):
         if group not in tree.children:
             continue
@@ -520,7 +518,7 @@ def adaptive_ladder(tree: "xarray.DataTree", size: int) -> np.ndarray:
     tree : a pilot run of `sample_power_posteriors`; a short one on ``power_ladder(9)`` will do.
     size : number of temperatures.
     """
-    return equidistributed_ladder(read_ladder(tree), size)
+    return evidence.equidistributed_ladder(read_ladder(tree), size)
 
 
 def barrier_ladder(tree: "xarray.DataTree", size: int | None = None) -> np.ndarray:
@@ -541,7 +539,7 @@ def barrier_ladder(tree: "xarray.DataTree", size: int | None = None) -> np.ndarr
     """
     ladder = read_ladder(tree)
     # MBAR's Newton steps end at a tolerance of 1e-11, which single precision cannot reach.
-    return in_float64(ladder_barrier)(ladder).place(size)
+    return in_float64(evidence.ladder_barrier)(ladder).place(size)
 
 
 def resolve_target(
@@ -553,7 +551,7 @@ def resolve_target(
     log_prior: Callable[[jax.Array], jax.Array] | None,
     sample_prior: Callable[[jax.Array], jax.Array] | None,
     names: tuple[str, ...] | None,
-) -> tuple[TemperedTarget, ProbedModel | None]:
+) -> tuple[evidence.TemperedTarget, ProbedModel | None]:
     """Return the target of a NumPyro model, or of functions on the unconstrained space."""
     functions = {
         "log_likelihood": log_likelihood,
@@ -590,7 +588,7 @@ def resolve_target(
         check_scalar(where, function, d, name)
     labels = as_labels(where, names, d)
     check_names(where, dict.fromkeys(labels, ()), DIMS)
-    return TemperedTarget(
+    return evidence.TemperedTarget(
         hashable(log_likelihood), hashable(log_prior), hashable(sample_prior), labels
     ), None
 
@@ -614,7 +612,7 @@ def _tree(
     sampled: SampledLadder,
     probed: ProbedModel | None,
     settings: Mapping[str, Any],
-    reference: Normal | None,
+    reference: evidence.Normal | None,
 ) -> "xarray.DataTree":
     # Functions know no constrained values: their ladders have no `posterior`, only the
     # unconstrained draws.

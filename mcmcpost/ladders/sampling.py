@@ -26,8 +26,8 @@ from mcmcpost.core.devices import (
     map_rows,
     no_bar,
     over_devices,
-    own_rows,
     read_everywhere,
+    rows_of_process,
 )
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.precision import check_rounding, in_float64
@@ -372,7 +372,7 @@ class _Lanes(NamedTuple):
         """Return what all processes have of their lanes, along an axis of arrays."""
         number = self.plan.rungs * self.plan.chains
         # Lanes that were repeated to fill the devices are dropped here.
-        share = (slice(None),) * axis + (slice(len(own_rows(number))),)
+        share = (slice(None),) * axis + (slice(len(rows_of_process(number))),)
         return gather_rows(
             jax.tree.map(lambda leaf: np.asarray(leaf)[share], local), number, axis=axis
         )
@@ -384,7 +384,7 @@ class _Lanes(NamedTuple):
             for leaf in map(_data, jax.tree.leaves(state))
         ]
 
-    def part(self, stored: list[np.ndarray], like: Any) -> Any:
+    def local_state(self, stored: list[np.ndarray], like: Any) -> Any:
         """Return the state of this process's lanes from the leaves of all, shaped and placed as
         `like`."""
         leaves, structure = jax.tree.flatten(like)
@@ -441,7 +441,7 @@ def _drive(
             done, records, state = (
                 checkpoint.step,
                 checkpoint.records,
-                lanes.part(checkpoint.state, state),
+                lanes.local_state(checkpoint.state, state),
             )
     with tqdm(
         total=total, initial=done, desc="ladder", disable=no_bar(run.progress), leave=False
@@ -465,7 +465,7 @@ def _initial(
 ) -> tuple[_Lanes, Any]:
     """Return the lanes of this process and their first state."""
     rungs, chains, d = starts.draws.shape
-    rows = own_rows(rungs * chains)
+    rows = rows_of_process(rungs * chains)
     # A sharded axis must divide by the number of devices: the last lane is computed again to fill
     # them.
     padded = -(-len(rows) // jax.local_device_count()) * jax.local_device_count()

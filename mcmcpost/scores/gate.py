@@ -12,6 +12,7 @@ from mcmcpost.core.arrays import sampling_step
 from mcmcpost.core.errors import InputError
 from mcmcpost.core.mcse import MANY_CHAINS
 from mcmcpost.core.precision import digits_of_text, unit_of_text
+from mcmcpost.scores import identities
 from mcmcpost.scores.consistency import (
     LEVEL,
     cut_off,
@@ -19,21 +20,6 @@ from mcmcpost.scores.consistency import (
     too_coarse,
     wild_scores,
     wrong_chains,
-)
-from mcmcpost.scores.identities import (
-    AS_GIVEN,
-    REPAIR_LIMIT,
-    REPAIRS,
-    Finding,
-    Repair,
-    disagreeing,
-    given_others,
-    tested_pairs,
-    z_bounded,
-    z_local,
-    z_products,
-    z_repaired,
-    z_zero_mean,
 )
 from mcmcpost.scores.log_density import Misfit, misfit
 from mcmcpost.trace import SHOWN, Trace, listed, moving, of_source, sampled, without_fixed
@@ -68,8 +54,8 @@ def diagnose(
     z_mean: Float[np.ndarray, " d"],
     z_product: Float[np.ndarray, "d d"],
     threshold: float,
-    apart: Bool[np.ndarray, " d"],
-) -> Finding:
+    unconverged: Bool[np.ndarray, " d"],
+) -> identities.Finding:
     """Name the cause of failed tests: first a known mistake, then one without repair, then chains
     that disagree.
 
@@ -77,29 +63,29 @@ def diagnose(
     ----------
     trace : draws and finite scores (c, n, d).
     z_mean, z_product, threshold : as in `ScoreCheck`.
-    apart : (d,) coordinates whose chains disagree.
+    unconverged : (d,) coordinates whose chains disagree.
     """
     z_given = np.maximum(np.abs(z_mean), np.abs(np.diag(z_product)))
     failing = z_given > threshold
     # First: scores of the draw before, in a chain with memory, can look as if they lacked a
     # log-Jacobian.
-    if failing.any() and not apart.any() and (rows := _rows(trace, threshold)) is not None:
+    if failing.any() and not unconverged.any() and (rows := _rows(trace, threshold)) is not None:
         return rows
     # Chains that have not met fail these tests with correct scores: then only a gross failure is
     # called a mistake.
-    needed = threshold * (_UNCONVERGED_FACTOR if apart.any() else 1.0)
+    needed = threshold * (_UNCONVERGED_FACTOR if unconverged.any() else 1.0)
     suspects = [int(j) for j in np.flatnonzero(z_given > needed)[:_MOST_DIAGNOSED]]
-    alone = given_others(trace.draws)
+    alone = identities.given_others(trace.draws)
     explained = {
         j: _best_repair(
             trace.draws[..., j], trace.scores[..., j], alone[..., j], z_given[j], threshold
         )
         for j in suspects
     }
-    mistakes: dict[Repair, list[int]] = defaultdict(list)
+    mistakes: dict[identities.Repair, list[int]] = defaultdict(list)
     bounded, scaled = [], []
     for j, cause in explained.items():
-        if isinstance(cause, Repair):
+        if isinstance(cause, identities.Repair):
             mistakes[cause].append(j)
         elif cause == "boundary":
             bounded.append(j)
@@ -117,7 +103,7 @@ def diagnose(
             return common
     if mistakes:
         return _mistake(trace.names, mistakes)
-    if scaled and not apart.any() and np.isin(np.flatnonzero(failing), scaled).all():
+    if scaled and not unconverged.any() and np.isin(np.flatnonzero(failing), scaled).all():
         return _units(trace, scaled)
     # Draws that are all the same have constant scores too, and another message.
     stuck = np.ptp(trace.draws, axis=(0, 1)) == 0
@@ -132,8 +118,8 @@ def diagnose(
             "constant",
             "are constant: the density has no slope to use",
         )
-    if apart.any():
-        said = f"the chains disagree on {listed(trace.names, apart)}"
+    if unconverged.any():
+        said = f"the chains disagree on {listed(trace.names, unconverged)}"
         return _disagree("every draw is the same" if stuck.all() else said)
     if bounded:
         which = np.isin(np.arange(len(trace.names)), bounded)
@@ -152,16 +138,18 @@ def _best_repair(
     alone: Float[np.ndarray, "c n"],
     z_given: float,
     threshold: float,
-) -> Repair | str | None:
+) -> identities.Repair | str | None:
     # Every repair is tried and the best one named: several may pass in a short trace.
-    z = [z_repaired(draws, scores, repair) for repair in REPAIRS]
+    z = [identities.z_repaired(draws, scores, repair) for repair in identities.REPAIRS]
     best = int(np.argmin(z))
-    bounded, factor = z_bounded(draws, scores), -float((alone * scores).mean())
-    scale = z_repaired(draws, scores / factor, AS_GIVEN) if factor > 0 else np.inf
+    bounded, factor = identities.z_bounded(draws, scores), -float((alone * scores).mean())
+    scale = (
+        identities.z_repaired(draws, scores / factor, identities.AS_GIVEN) if factor > 0 else np.inf
+    )
     # The repair must explain the failure, not merely be too noisy to reject; and wrong scores fail
     # locally as well.
-    limit = min(REPAIR_LIMIT, np.sqrt(z_given**2 - threshold**2))
-    local = z_local(draws, scores) > REPAIR_LIMIT
+    limit = min(identities.REPAIR_LIMIT, np.sqrt(z_given**2 - threshold**2))
+    local = identities.z_local(draws, scores) > identities.REPAIR_LIMIT
     # A factor is fitted, and has the smallest |z| of causes that explain as much: among them it
     # comes last. One that the coordinate shows only beside the others need not show locally.
     if scale <= limit and (
@@ -170,20 +158,26 @@ def _best_repair(
         return "scale"
     if min(z[best], bounded) > limit or not local:
         return None
-    return "boundary" if bounded < z[best] else REPAIRS[best]
+    return "boundary" if bounded < z[best] else identities.REPAIRS[best]
 
 
-def _mistake(names: tuple[str, ...], mistakes: dict[Repair, list[int]]) -> Finding:
+def _mistake(
+    names: tuple[str, ...], mistakes: dict[identities.Repair, list[int]]
+) -> identities.Finding:
     ranked = sorted(mistakes.items(), key=lambda item: -len(item[1]))
     clauses = [
         f"the scores of {listed(names, np.isin(np.arange(len(names)), which))} {repair.cause}"
         for repair, which in ranked
     ]
     first = ranked[0][0]
-    return Finding("error", first.pattern, f"Score gate: {'; '.join(clauses)}. {first.cure}")
+    return identities.Finding(
+        "error", first.pattern, f"Score gate: {'; '.join(clauses)}. {first.cure}"
+    )
 
 
-def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> Finding | None:
+def _order(
+    trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float
+) -> identities.Finding | None:
     """Recognise scores stored in another order of coordinates: E[x_i s_j] = −1 at one place i ≠ j
     of each column."""
     columns = np.flatnonzero(failing)
@@ -195,8 +189,13 @@ def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> F
     source = []
     for j in columns:
         shifted = x * trace.scores[..., j, None]
-        zero, minus_one = np.abs(z_zero_mean(shifted)), np.abs(z_zero_mean(shifted + 1))
-        fits = np.flatnonzero((minus_one <= REPAIR_LIMIT) & (zero > threshold) & (columns != j))
+        zero, minus_one = (
+            np.abs(identities.z_zero_mean(shifted)),
+            np.abs(identities.z_zero_mean(shifted + 1)),
+        )
+        fits = np.flatnonzero(
+            (minus_one <= identities.REPAIR_LIMIT) & (zero > threshold) & (columns != j)
+        )
         if len(fits) != 1:
             return None
         source.append(int(fits[0]))
@@ -207,7 +206,7 @@ def _order(trace: Trace, failing: Bool[np.ndarray, " d"], threshold: float) -> F
         f"{trace.names[int(j)]} holds that of {trace.names[int(columns[i])]}"
         for j, i in zip(columns, source, strict=True)
     )
-    return Finding(
+    return identities.Finding(
         "error",
         "order",
         f"Score gate: the scores are in another order than the draws: the score of {pairs}. "
@@ -220,7 +219,7 @@ _FURTHEST = 3
 """Draws by which scores are looked for before and after their own."""
 
 
-def _rows(trace: Trace, threshold: float) -> Finding | None:
+def _rows(trace: Trace, threshold: float) -> identities.Finding | None:
     """Recognise scores in another order of draws: they go with other draws better than with their
     own.
 
@@ -237,14 +236,14 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
     candidates = {}
 
     def compare(text: str, x: np.ndarray, other: np.ndarray, beside: np.ndarray) -> None:
-        z = z_zero_mean(np.concatenate([x * other + 1, x * (beside - other)], -1))
+        z = identities.z_zero_mean(np.concatenate([x * other + 1, x * (beside - other)], -1))
         right, nearer = np.abs(z[: len(z) // 2]), z[len(z) // 2 :]
         # All must be right, and one of them with certainty more than beside their own draw.
-        if right.max() <= REPAIR_LIMIT and nearer.max() > threshold:
+        if right.max() <= identities.REPAIR_LIMIT and nearer.max() > threshold:
             candidates[text] = right.max()
 
     # Any order of draws without memory that are few can look right by chance, the other sign not.
-    sign = np.abs(z_zero_mean(1 - x * s)).max()
+    sign = np.abs(identities.z_zero_mean(1 - x * s)).max()
 
     compare("in the opposite order of draws", x, s[:, ::-1], s)
     for step in range(1, min(_FURTHEST, x.shape[1] - 4) + 1):
@@ -258,33 +257,36 @@ def _rows(trace: Trace, threshold: float) -> Finding | None:
         compare(
             f"{count} after the one that they stand beside", x[:, step:], s[:, :-step], s[:, step:]
         )
-    if candidates and sign > REPAIR_LIMIT:
+    if candidates and sign > identities.REPAIR_LIMIT:
         return _misplaced(min(candidates, key=candidates.__getitem__))
     return None
 
 
-def _unrelated(trace: Trace, threshold: float) -> Finding | None:
+def _unrelated(trace: Trace, threshold: float) -> identities.Finding | None:
     """Recognise scores of quite other draws, with which products vanish where they should be −1."""
     x, s = trace.draws - trace.draws.mean((0, 1)), trace.scores
     if (np.ptp(s, axis=(0, 1)) == 0).any():
         return None  # constant scores have such products, and another message
-    zero, minus_one = np.abs(z_zero_mean(x * s)), np.abs(z_zero_mean(x * s + 1))
+    zero, minus_one = (
+        np.abs(identities.z_zero_mean(x * s)),
+        np.abs(identities.z_zero_mean(x * s + 1)),
+    )
     if (minus_one <= 2 * threshold).any() or np.maximum(
-        zero, np.abs(z_zero_mean(s))
+        zero, np.abs(identities.z_zero_mean(s))
     ).max() > threshold:
         return None
     return _misplaced("not of the draws that they stand beside: they do not change with them")
 
 
-def _misplaced(where: str) -> Finding:
+def _misplaced(where: str) -> identities.Finding:
     cure = "Store each draw with its own gradient, both thinned and ordered alike."
-    return Finding("error", "rows", f"Score gate: the scores are {where}. {cure}")
+    return identities.Finding("error", "rows", f"Score gate: the scores are {where}. {cure}")
 
 
 def _no_gain(
     names: tuple[str, ...], which: Bool[np.ndarray, " d"], pattern: str, cause: str
-) -> Finding:
-    return Finding(
+) -> identities.Finding:
+    return identities.Finding(
         "warn",
         pattern,
         f"Score gate: the scores of {listed(names, which)} {cause}, so no gain is possible "
@@ -292,8 +294,8 @@ def _no_gain(
     )
 
 
-def _disagree(said: str) -> Finding:
-    return Finding(
+def _disagree(said: str) -> identities.Finding:
+    return identities.Finding(
         "warn",
         "not_converged",
         f"Score gate: {said} and the scores do not average as they must: not converged; run "
@@ -301,23 +303,25 @@ def _disagree(said: str) -> Finding:
     )
 
 
-def _scale(trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float) -> Finding | None:
+def _scale(
+    trace: Trace, candidates: Bool[np.ndarray, " d"], threshold: float
+) -> identities.Finding | None:
     """Recognise scores that are a common multiple of the right ones, as those of a tempered
     density.
 
     `candidates` fail E[(x_i − x̄_i) s_i] = −1 but not E[s_i] = 0.
     """
-    x = given_others(trace.draws)
+    x = identities.given_others(trace.draws)
     factors = -(x * trace.scores).mean((0, 1))
     # The median over coordinates: single ones may be off by their own Monte Carlo error.
     factor = float(np.median(factors))
     # A factor common to all coordinates needs all of them to fail, and two at least.
     if not candidates.all() or len(candidates) < 2 or factor <= 0:
         return None
-    z = z_zero_mean(x * trace.scores / factor + 1, threshold)
+    z = identities.z_zero_mean(x * trace.scores / factor + 1, threshold)
     if not (np.abs(z) <= threshold).all():
         return None
-    return Finding(
+    return identities.Finding(
         "warn",
         "scale",
         f"Score gate: every score is {factor:.3g} times what these draws imply, as for a "
@@ -340,16 +344,17 @@ def _units_text(products: Float[np.ndarray, "c n k"]) -> str:
     """Return what factors that agree with a known one would mean, each by the test that has refused
     one."""
     z, text = min(
-        (np.abs(z_zero_mean(products + factor)).max(), text) for factor, text in _KNOWN_FACTORS
+        (np.abs(identities.z_zero_mean(products + factor)).max(), text)
+        for factor, text in _KNOWN_FACTORS
     )
-    return f" ({text})" if z <= REPAIR_LIMIT else ""
+    return f" ({text})" if z <= identities.REPAIR_LIMIT else ""
 
 
-def _units(trace: Trace, columns: list[int]) -> Finding:
+def _units(trace: Trace, columns: list[int]) -> identities.Finding:
     """Describe scores that are a factor of their own of the right ones in some coordinates, as
     those in other units."""
     products, names = (
-        (given_others(trace.draws) * trace.scores)[..., columns],
+        (identities.given_others(trace.draws) * trace.scores)[..., columns],
         [trace.names[j] for j in columns],
     )
     shown = [
@@ -361,10 +366,10 @@ def _units(trace: Trace, columns: list[int]) -> Finding:
     if (
         not guess
         and (np.abs(np.log(sd)) > _FAR).all()
-        and np.abs(z_zero_mean(products + sd)).max() <= REPAIR_LIMIT
+        and np.abs(identities.z_zero_mean(products + sd)).max() <= identities.REPAIR_LIMIT
     ):
         guess = " (the standard deviations of the draws, as for scores of standardised parameters)"
-    return Finding(
+    return identities.Finding(
         "warn",
         "scale",
         "Score gate: expected scores with E[(x_i − x̄_i) s_i] = −1, got scores that are a "
@@ -379,7 +384,7 @@ def _unknown(
     z_mean: Float[np.ndarray, " d"],
     z_product: Float[np.ndarray, "d d"],
     threshold: float,
-) -> Finding:
+) -> identities.Finding:
     mean, product = np.abs(z_mean) > threshold, (np.abs(z_product) > threshold).any(0)
     parts = []
     if mean.any():
@@ -391,7 +396,7 @@ def _unknown(
         parts.append(
             f"E[(x_i − x̄_i) s_j] = −δ_ij fails for {listed(names, product)} (|z| up to {worst:.3g})"
         )
-    return Finding(
+    return identities.Finding(
         "warn",
         "unknown",
         f"Score gate: {' and '.join(parts)}, {threshold:.3g} being allowed: the draws are too "
@@ -526,7 +531,7 @@ def _rounded(trace: Trace) -> str | None:
 
 def _untested(d: int) -> ScoreCheck:
     # Bonferroni over d means and the tested pairs, two-sided.
-    threshold = float(-ndtri(LEVEL / (2 * (d + tested_pairs(d).sum()))))
+    threshold = float(-ndtri(LEVEL / (2 * (d + identities.tested_pairs(d).sum()))))
     return ScoreCheck("pass", None, "", np.full(d, np.nan), np.full((d, d), np.nan), threshold)
 
 
@@ -551,16 +556,16 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
         return empty._replace(**finding._asdict())
     # With `threshold` as a screen an ESS is computed only where independent draws would already
     # fail.
-    z_mean = z_zero_mean(trace.scores, threshold)
-    z_product = z_products(trace.draws, trace.scores, threshold)
+    z_mean = identities.z_zero_mean(trace.scores, threshold)
+    z_product = identities.z_products(trace.draws, trace.scores, threshold)
     # The sharper of two tests of each coordinate's own product.
     alone, diagonal = (
-        z_zero_mean(given_others(trace.draws) * trace.scores + 1, threshold),
+        identities.z_zero_mean(identities.given_others(trace.draws) * trace.scores + 1, threshold),
         np.diag(z_product),
     )
     np.fill_diagonal(z_product, np.where(np.abs(alone) > np.abs(diagonal), alone, diagonal))
     check = empty._replace(z_mean=z_mean, z_product=z_product)
-    unmixed = disagreeing(trace.draws, LEVEL)
+    unmixed = identities.disagreeing(trace.draws, LEVEL)
     # Before the tests of all draws: what is wrong in one chain they explain by causes that all
     # would share, if at all.
     if not unmixed.any() and (finding := wrong_chains(trace)) is not None:
@@ -571,7 +576,8 @@ def _check(trace: Trace, log_density: Float[np.ndarray, "c n"] | None) -> ScoreC
         # ones fail as well.
         failing = np.flatnonzero(_failing(z_mean, z_product, threshold))[:_MOST_DIAGNOSED]
         if finding.pattern in ("unknown", "scale") and all(
-            z_local(trace.draws[..., j], trace.scores[..., j]) <= threshold for j in failing
+            identities.z_local(trace.draws[..., j], trace.scores[..., j]) <= threshold
+            for j in failing
         ):
             finding = cut_off(trace) or finding
         return check._replace(**finding._asdict())
@@ -609,12 +615,14 @@ def _denied(trace: Trace, mismatch: Misfit, threshold: float) -> bool:
         - mismatch.shift[worst] * mismatch.factor
     )
     factor = (centred * trace.scores).mean(axis=-1) + mismatch.factor
-    return bool((np.abs(z_zero_mean(np.stack([shift, factor], axis=-1))) > threshold).any())
+    return bool(
+        (np.abs(identities.z_zero_mean(np.stack([shift, factor], axis=-1))) > threshold).any()
+    )
 
 
-def _contradicted(names: tuple[str, ...], mismatch: Misfit) -> Finding:
+def _contradicted(names: tuple[str, ...], mismatch: Misfit) -> identities.Finding:
     worst = int(np.abs(mismatch.shift).argmax())
-    return Finding(
+    return identities.Finding(
         "warn",
         "log_density",
         "Score gate: the scores are not the gradient of the log density that the sampler "
@@ -631,10 +639,10 @@ def _failing(
     return (np.abs(z_mean) > threshold) | (np.abs(z_product) > threshold).any(0)
 
 
-def _not_converged(trace: Trace, unmixed: Bool[np.ndarray, " d"]) -> Finding:
+def _not_converged(trace: Trace, unmixed: Bool[np.ndarray, " d"]) -> identities.Finding:
     text = (
         f"Score gate: the chains disagree on {listed(trace.names, unmixed)}, although the "
         "scores pass: not converged, so averages over these draws are not posterior "
         "expectations; run longer or reparameterise."
     )
-    return Finding("warn", "not_converged", text)
+    return identities.Finding("warn", "not_converged", text)

@@ -232,12 +232,12 @@ def _nothing(
     )
 
 
-def _raise_nugget[Found](
-    attempt: Callable[[Float[np.ndarray, "m m"]], Found | None],
+def _raise_nugget[Result](
+    attempt: Callable[[Float[np.ndarray, "m m"]], Result | None],
     matrix: Float[np.ndarray, "m m"],
     noise: Float[np.ndarray, " m"],
     nugget: float,
-) -> tuple[Found | None, float]:
+) -> tuple[Result | None, float]:
     """Return what `attempt` finds, and the nugget, which is raised tenfold until it finds it, at
     most eight times."""
     # `dpotrf` factorises a copy of its own: one copy here serves all rungs, of which the diagonal

@@ -146,6 +146,7 @@ def iterate(
     """Drive `solver` until the recomputed residual is within tolerance, or the budget, or progress,
     ends."""
     n = right.shape[0]
+    # One tolerance serves columns of any size; a column of zeros is divided by one.
     norms = column_norms(right)
     unit = jnp.where(norms > 0, norms, 1)
     scaled = right / unit[None]
@@ -153,6 +154,7 @@ def iterate(
     prepared = solver.prepare(system)
     value = jnp.zeros_like(right) if initial is None else initial / unit[None]
     residual = scaled if initial is None else scaled - system.matmul(value)
+    # The residual of a start that is not zero has cost a product.
     first = solver.prepare_epochs(n) + (0 if initial is None else 1)
 
     def measure(residual: Array) -> Array:
@@ -160,6 +162,7 @@ def iterate(
 
     def move(run: _Run) -> _Run:
         new = solver.step(system, prepared, scaled, run.state, jax.random.fold_in(key, run.steps))
+        # A step that is not finite is taken back: what those before it have reached is returned.
         finite = jnp.all(jnp.isfinite(new.value)) & jnp.all(jnp.isfinite(new.residual))
         state = jax.tree.map(lambda ours, old: jnp.where(finite, ours, old), new, run.state)
         outcome = jnp.where(finite & new.working, run.outcome, Outcome.BROKEN)
@@ -172,10 +175,12 @@ def iterate(
         )
 
     def check(run: _Run) -> _Run:
+        # Rounding lets the residual of the recursion drift away from the one of the value.
         residual = scaled - system.matmul(run.state.value)
         size = measure(residual)
         failures = jnp.where(size < 0.5 * run.checked, 0, run.failures + 1)
         outcome = jnp.where(failures >= PATIENCE, Outcome.STAGNATED, Outcome.RUNNING)
+        # The last that applies stands: what is within tolerance has converged, whatever was spent.
         outcome = jnp.where(run.spent >= solver.budget, Outcome.BUDGET, outcome)
         outcome = jnp.where(size <= SLACK * solver.rtol, Outcome.CONVERGED, outcome)
         state = solver.restart(prepared, run.state, residual)
@@ -188,6 +193,7 @@ def iterate(
         )
 
     def body(run: _Run) -> _Run:
+        # The true residual costs an epoch: only where the recursion says that it is small.
         pause = (measure(run.state.residual) <= solver.rtol) | (run.spent >= solver.budget)
         return jax.lax.cond(pause, check, move, run)
 

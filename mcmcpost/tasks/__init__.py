@@ -1,6 +1,5 @@
 """Control variates of several related tasks together: joint estimates of related expectations."""
 
-from mcmcpost.tasks.families import NeuralNetwork
 from mcmcpost.tasks.joint import JointEstimate, TaskInput, estimate_jointly, joint_expectation
 from mcmcpost.tasks.trained import (
     ChainVariance,
@@ -10,6 +9,7 @@ from mcmcpost.tasks.trained import (
     Stochastic,
     TrainedVectorValued,
 )
+from mcmcpost.tasks.trained_families import NeuralNetwork
 from mcmcpost.tasks.tuning import ConvexTaskCovariance, TaskREML
 from mcmcpost.tasks.vector_valued import VectorValued
 

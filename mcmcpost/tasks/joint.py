@@ -392,7 +392,7 @@ def _covariance(
     total = np.zeros((len(mcse), len(mcse)))
     total[np.ix_(index, index)] = between
     # Whatever part the common fit has, the diagonal is mcse² in the end.
-    own_error = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
+    remaining_error = np.sqrt(np.maximum(mcse**2 - np.diagonal(total), 0.0))
     names, left = list(estimates), list(range(len(estimates)))
     while left:
         # Groups of tasks on the same draws: within them residuals correlate, between them draws are
@@ -403,7 +403,7 @@ def _covariance(
         left = [k for k in left if k not in same]
         at = np.concatenate([np.flatnonzero(owner == k) for k in same])
         residuals = np.concatenate([estimates[names[k]].residuals for k in same], axis=-1)
-        total[np.ix_(at, at)] += covariance_of(residuals, own_error[at])
+        total[np.ix_(at, at)] += covariance_of(residuals, remaining_error[at])
     return total
 
 

@@ -18,7 +18,7 @@ from mcmcpost.control.zero_variance import MIN_TRAIN
 from mcmcpost.core.arguments import check_count, check_flags, check_key, check_kind, check_number
 from mcmcpost.core.errors import InputError, Status
 from mcmcpost.stein import AbstractKernel, check_covariance
-from mcmcpost.tasks.families import (
+from mcmcpost.tasks.trained_families import (
     AbstractTaskControl,
     FixedCovariance,
     KernelTasks,
@@ -492,7 +492,7 @@ class TrainedVectorValued(AbstractControlVariate):
 
     Algorithms 1 and 2 of Sun, Barp and Briol (2023), neural families of Appendix C.2, polynomials
     of C.3, the chain variance of A.1. Where a solve is possible, `VectorValued` is faster and more
-    accurate by orders of magnitude (``benchmarks/RESULTS.md``). The estimate is the mean of the
+    accurate by orders of magnitude (results, "Vector-valued"). The estimate is the mean of the
     held-out residuals: each fold's family is trained on the others. A copy of a state counts once
     in training.
 

@@ -29,7 +29,7 @@ from mcmcpost.stein import (
     matrix_stein_tile,
 )
 from mcmcpost.stein.products import tile_diagonal, tile_gram
-from mcmcpost.tasks.families import task_sizes
+from mcmcpost.tasks.trained_families import task_sizes
 
 TASK_NUGGET_BOUNDS = (1e-10, 1e2)
 """The lower bound is below that for one task, because related tasks determine each other to more
@@ -348,7 +348,7 @@ def alternating_task_covariance(
         # only after it has settled: small δ from a far B converges slowly.
         state = _best_coefficients(kernel, indicators, f, penalty, delta**2, covariance)
         for _ in range(max_steps):
-            better = best_covariance(roughness(kernel, indicators, state), penalty, delta**2)
+            better = best_covariance(task_roughness(kernel, indicators, state), penalty, delta**2)
             new = _best_coefficients(kernel, indicators, f, penalty, delta**2, better)
             converged = bool(
                 np.linalg.norm(better - state.covariance) <= rtol * np.linalg.norm(better)
@@ -397,7 +397,7 @@ def _best_coefficients(
     )
 
 
-def roughness(
+def task_roughness(
     gram: Float[np.ndarray, "m m"], indicators: Float[np.ndarray, "m t"], state: AlternatingState
 ) -> Float[np.ndarray, "t t"]:
     """Return C = Θ̃ᵀK₀Θ̃ = B (DᵀK₀D) B, D the coefficients θ_j spread over the columns t_j."""
@@ -541,7 +541,7 @@ def tune_tasks(
         return starts[0], model.nugget or DEFAULT_NUGGET
     # An evaluation costs m³; and at least twice as many rows as unpenalised columns, or no degrees
     # of freedom are left for the likelihood.
-    rows = _some_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
+    rows = _evenly_spaced_rows(joint, max(tuning.max_draws, 2 * design.shape[1]))
     nugget = tuning.nugget if model.nugget is None else model.nugget
     rank = tuning.rank or (LOW_RANK if num_tasks > MAX_FULL_TASKS else num_tasks)
     # With no finite likelihood at any start the matrix is singular to rounding: long lengthscales
@@ -584,7 +584,7 @@ def _convex(
     # One target: the tasks share K₀, whose kernel is tuned as if they were unrelated.
     separate = model._replace(covariance=np.eye(joint.num_tasks), tuning=tuning.kernel)
     tuned, nugget = tune_tasks(joint, design, separate)
-    rows = _some_rows(joint, tuning.kernel.max_draws)
+    rows = _evenly_spaced_rows(joint, tuning.kernel.max_draws)
     one = matrix_stein_tile(Coregionalisation(tuned.kernels, np.ones((1, 1, 1)), model.order))
     points = jax.device_put((joint.draws[rows], joint.scores[rows], np.ones((len(rows), 1))))
     gram = tile_gram(one, points)
@@ -618,7 +618,7 @@ def _first_covariance(joint: JointProblem) -> Float[np.ndarray, "t t"]:
     return START_CORRELATION * related + (1 - START_CORRELATION) * np.eye(joint.num_tasks)
 
 
-def _some_rows(joint: JointProblem, size: int) -> np.ndarray:
+def _evenly_spaced_rows(joint: JointProblem, size: int) -> np.ndarray:
     """Return at most about `size` rows, evenly spaced within each task and at least two of each."""
     sizes = np.diff(joint.starts)
     share = min(1.0, size / sizes.sum())

@@ -1,6 +1,5 @@
 """Traces from samplers and files as ArviZ trees, and the checks and integrands of such trees."""
 
-from mcmcpost.trees.arrays import from_arrays
 from mcmcpost.trees.attach import Target, attach_scores, read_density, read_target
 from mcmcpost.trees.convention import draws_and_scores, read_trace, read_weights
 from mcmcpost.trees.diagnostics import (
@@ -34,6 +33,7 @@ from mcmcpost.trees.ladder_trees import (
     posterior_rung,
     read_ladder,
 )
+from mcmcpost.trees.plain_arrays import from_arrays
 from mcmcpost.trees.samplers import from_blackjax, from_numpyro
 from mcmcpost.trees.stan import from_cmdstan
 from mcmcpost.trees.weighted import from_dynesty, resample

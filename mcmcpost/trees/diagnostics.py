@@ -135,7 +135,7 @@ class Convergence(NamedTuple):
 
     max_rhat : the largest R-hat, NaN for one chain or where nothing varies. worst : the name of
         that scalar.
-    apart : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
+    unconverged : scalars whose R-hat is above the limit. limit : 1.1 + 5/n for n draws a chain.
     divergences, transitions : of the sampler; none where they are not recorded.
     weights : of the draws. Weighted draws have no R-hat, and Pareto k̂ instead.
     repeated : two chains with draws in common, counted from zero, or one twice, which has draws
@@ -146,7 +146,7 @@ class Convergence(NamedTuple):
 
     max_rhat: float
     worst: str
-    apart: int
+    unconverged: int
     limit: float
     divergences: int
     transitions: int
@@ -166,8 +166,8 @@ class Convergence(NamedTuple):
                 f"these are {chains} chain(s) of {draws} draws, so that errors are wrong. "
                 "Transpose: x.swapaxes(0, 1), or name the dims."
             )
-        if self.apart:
-            others = f" and of {self.apart - 1} more" if self.apart > 1 else ""
+        if self.unconverged:
+            others = f" and of {self.unconverged - 1} more" if self.unconverged > 1 else ""
             parts.append(
                 f"R-hat {self.max_rhat:.3g} of {self.worst}{others} is above "
                 f"{self.limit:.3g}: the chains have not converged for what is asked, and "
@@ -208,7 +208,7 @@ class Convergence(NamedTuple):
     def note(self) -> str | None:
         """What is worth saying, although it is not wrong: an R-hat between both limits."""
         slow = self.limit - RHAT_LIMIT + RHAT_SLOW
-        if self.apart or not self.max_rhat > slow:
+        if self.unconverged or not self.max_rhat > slow:
             return None
         return (
             f"R-hat {self.max_rhat:.3g} of {self.worst} is above {slow:.3g}: the chains mix "

@@ -287,8 +287,8 @@ def _check_written(place: Path, tree: "xarray.DataTree") -> None:
     for node in tree.subtree:
         # Folders in that of a group are its groups and arrays; hidden ones are of other programs.
         for folder in (place / node.path.strip("/")).iterdir():
-            is_part = folder.is_dir() and not folder.name.startswith(".")
-            if is_part and not any((folder / name).is_file() for name in _METADATA):
+            is_node = folder.is_dir() and not folder.name.startswith(".")
+            if is_node and not any((folder / name).is_file() for name in _METADATA):
                 got = f"{folder.relative_to(place)} without zarr.json"
                 raise InputError("load_tree", expected, got, cure)
     for node in tree.subtree:

@@ -76,42 +76,7 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     TypeError : a value is neither an array nor a function, or is not numeric.
     """
     check_trace_type("integrands", tree)
-    chains_draws = _chains_draws(tree)
-    if integrands is None:
-        variables = posterior_variables(tree)
-        # Chains and draws in one dim, as `az.extract` leaves them, have a cure; "no variable" would
-        # not say it.
-        if not variables.usable:
-            for variable in _posterior(tree).data_vars.values():
-                # tells what to do with chains and draws that are one dim
-                oriented("integrands", variable)
-        if variables.left_out:
-            warn(f"Integrands: {variables.left_out_text()}. Encode what you ask for as numbers.")
-        parts = list(map(variables.elements_of, variables.usable))
-    elif isinstance(integrands, str):
-        parts = [named_values(_variable(tree, integrands))]
-    elif isinstance(integrands, (list, tuple)) and all(
-        isinstance(name, str) for name in integrands
-    ):
-        parts = [named_values(_variable(tree, name)) for name in integrands]
-    elif isinstance(integrands, Mapping):
-        parts = _of_entries(tree, integrands, chains_draws)
-    elif callable(integrands):
-        parts = _of_entries(tree, {"f": integrands}, chains_draws)
-    # A method that is passed in the place of the integrands would be tried as an array.
-    elif not hasattr(integrands, "__array__") and (
-        not isinstance(integrands, Sequence) or any(map(callable, integrands))
-    ):
-        expected, got, cure = (
-            "variable names, an array, a function, or a mapping to such",
-            f"a {type(integrands).__name__}",
-            "A method is passed as `method`.",
-        )
-        if isinstance(integrands, Sequence):
-            got, cure = f"{got} of functions", 'Name each: {"square": lambda draw: draw["x"] ** 2}.'
-        raise InputTypeError("integrands", expected, got, cure)
-    else:
-        parts = [_of_array(tree, "f", integrands, chains_draws)]
+    parts = _parts_of(tree, integrands)
     if not parts:
         raise InputError(
             "integrands", "at least one integrand", "none", "Name a variable or a function."
@@ -140,6 +105,43 @@ def integrand_values(tree: "xarray.DataTree", integrands: Any = None) -> Integra
     margins = {name: margin for one in parts for name, margin in one.margins.items()}
     events = np.concatenate([integrand.events for integrand in parts])
     return Integrands(names, values, events, shapes, margins)
+
+
+def _parts_of(tree: "xarray.DataTree", integrands: Any) -> list[Integrands]:
+    """Return the integrands of each variable, array or function, by the kind of what was given."""
+    chains_draws = _chains_draws(tree)
+    if integrands is None:
+        variables = posterior_variables(tree)
+        # Chains and draws in one dim, as `az.extract` leaves them, have a cure; "no variable" would
+        # not say it.
+        if not variables.usable:
+            for variable in _posterior(tree).data_vars.values():
+                # tells what to do with chains and draws that are one dim
+                oriented("integrands", variable)
+        if variables.left_out:
+            warn(f"Integrands: {variables.left_out_text()}. Encode what you ask for as numbers.")
+        return list(map(variables.elements_of, variables.usable))
+    if isinstance(integrands, str):
+        return [named_values(_variable(tree, integrands))]
+    if isinstance(integrands, (list, tuple)) and all(isinstance(name, str) for name in integrands):
+        return [named_values(_variable(tree, name)) for name in integrands]
+    if isinstance(integrands, Mapping):
+        return _of_entries(tree, integrands, chains_draws)
+    if callable(integrands):
+        return _of_entries(tree, {"f": integrands}, chains_draws)
+    # A method that is passed in the place of the integrands would be tried as an array.
+    if not hasattr(integrands, "__array__") and (
+        not isinstance(integrands, Sequence) or any(map(callable, integrands))
+    ):
+        expected, got, cure = (
+            "variable names, an array, a function, or a mapping to such",
+            f"a {type(integrands).__name__}",
+            "A method is passed as `method`.",
+        )
+        if isinstance(integrands, Sequence):
+            got, cure = f"{got} of functions", 'Name each: {"square": lambda draw: draw["x"] ** 2}.'
+        raise InputTypeError("integrands", expected, got, cure)
+    return [_of_array(tree, "f", integrands, chains_draws)]
 
 
 def _side_by_side(parts: list[Float[np.ndarray, "c n _"]]) -> Float[np.ndarray, "c n p"]:
@@ -341,11 +343,11 @@ def _margins(
 ) -> dict[str, list[Float[np.ndarray, "c n"]]]:
     """Return the margins of the elements of an integrand, of those that have any."""
     columns = np.asarray(sides, np.float64).reshape(*integrand.values.shape, 2)
-    found = {
+    by_name = {
         name: margins_of(integrand.values[..., j], columns[..., j, :])
         for j, name in enumerate(integrand.names)
     }
-    return {name: margins for name, margins in found.items() if margins}
+    return {name: margins for name, margins in by_name.items() if margins}
 
 
 def _rows(draws: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -10,19 +10,7 @@ from mcmcpost.core.arguments import check_trace_type, check_tree_type
 from mcmcpost.core.errors import InputError
 from mcmcpost.evidence import EVIDENCE_GROUP, Exchange, Ladder, LadderStats, Normal, make_ladder
 from mcmcpost.trace import make_trace
-from mcmcpost.trees.convention import (
-    ATTRS,
-    DRAWS,
-    GROUP,
-    LOWER,
-    MEAN,
-    PARAMETER,
-    TEMPERATURE,
-    check_names,
-    coordinate_labels,
-    oriented,
-    with_trace,
-)
+from mcmcpost.trees import convention
 
 if TYPE_CHECKING:
     import xarray
@@ -40,7 +28,7 @@ TWIN = "reference_parameter"
 
 ROUND_TRIPS = "round_trips"
 
-DIMS = ("chain", "draw", TEMPERATURE)
+DIMS = ("chain", "draw", convention.TEMPERATURE)
 
 _CURE = (
     "Sample with sample_power_posteriors, or recompute from the model: ladder_from_traces(tree, "
@@ -77,11 +65,13 @@ def ladder_to_datatree(
     # unconstrained ones.
     variables = _draws_by_name(ladder) if values is None else values
     # A site called `temperature` would be taken for the coordinate of that dim.
-    check_names("Ladder", {name: array.shape[3:] for name, array in variables.items()}, DIMS)
+    convention.check_names(
+        "Ladder", {name: array.shape[3:] for name, array in variables.items()}, DIMS
+    )
     coords = {
         "chain": np.arange(ladder.draws.shape[0]),
         "draw": np.arange(ladder.draws.shape[1]),
-        TEMPERATURE: ladder.temperatures,
+        convention.TEMPERATURE: ladder.temperatures,
     }
     posterior = {
         name: ((*DIMS, *(f"{name}_dim_{i}" for i in range(array.ndim - 3))), array)
@@ -91,16 +81,16 @@ def ladder_to_datatree(
         LOG_LIKELIHOOD: (DIMS, ladder.log_likelihood),
         # Apart, so that one pass over the draws has the score of any temperature
         # (docs/mathematics.md section 3).
-        LIKELIHOOD_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_likelihood),
-        PRIOR_SLOPE: ((*DIMS, PARAMETER), ladder.gradient_log_prior),
-        DRAWS: ((*DIMS, PARAMETER), ladder.draws),
+        LIKELIHOOD_SLOPE: ((*DIMS, convention.PARAMETER), ladder.gradient_log_likelihood),
+        PRIOR_SLOPE: ((*DIMS, convention.PARAMETER), ladder.gradient_log_prior),
+        convention.DRAWS: ((*DIMS, convention.PARAMETER), ladder.draws),
     }
     work: dict[str, Any] = {REFERENCE: "prior"}
     if ladder.reference is not None:
         # xarray allows a variable no two dims of one name: the columns of the factor have another.
         record |= {
-            MEAN: (PARAMETER, ladder.reference.mean),
-            LOWER: ((PARAMETER, TWIN), ladder.reference.lower),
+            convention.MEAN: (convention.PARAMETER, ladder.reference.mean),
+            convention.LOWER: ((convention.PARAMETER, TWIN), ladder.reference.lower),
         }
         work = {REFERENCE: "normal"}
     if stats is not None:
@@ -108,8 +98,8 @@ def ladder_to_datatree(
             "acceptance_rate": (DIMS, stats.acceptance_rate),
             "n_steps": (DIMS, stats.num_steps),
             "diverging": (DIMS, stats.diverging),
-            "step_size": (("chain", TEMPERATURE), stats.step_size),
-            "swap_rate": (("chain", TEMPERATURE), stats.swap_rate),
+            "step_size": (("chain", convention.TEMPERATURE), stats.step_size),
+            "swap_rate": (("chain", convention.TEMPERATURE), stats.swap_rate),
         }
         work |= {
             "gradient_evaluations": stats.gradient_evaluations,
@@ -123,10 +113,10 @@ def ladder_to_datatree(
     return xarray.DataTree.from_dict(
         {
             "posterior": xarray.Dataset(posterior, coords=coords),
-            GROUP: xarray.Dataset(
+            convention.GROUP: xarray.Dataset(
                 record,
-                coords={**coords, PARAMETER: labels},
-                attrs={**ATTRS, **versions, **work, **(attrs or {})},
+                coords={**coords, convention.PARAMETER: labels},
+                attrs={**convention.ATTRS, **versions, **work, **(attrs or {})},
             ),
         }
     )
@@ -144,7 +134,7 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
     check_trace_type("read_ladder", tree)
     stats = _statistics(tree)
     for name, what in (
-        (DRAWS, "unconstrained draws"),
+        (convention.DRAWS, "unconstrained draws"),
         (LOG_LIKELIHOOD, "the log likelihood of every draw"),
         (LIKELIHOOD_SLOPE, "gradients of the log likelihood"),
         (PRIOR_SLOPE, "gradients of the log prior"),
@@ -152,41 +142,46 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
         if name not in stats.data_vars:
             raise InputError(
                 "read_ladder",
-                f"`{GROUP}.{name}`, {what}",
+                f"`{convention.GROUP}.{name}`, {what}",
                 ", ".join(map(str, stats.data_vars)),
                 _CURE,
             )
     # Gradients of another sign or space pass every shape test.
-    for name, value in ATTRS.items():
+    for name, value in convention.ATTRS.items():
         if stats.attrs.get(name, value) != value:
             raise InputError(
                 "read_ladder", f"attribute {name}={value!r}", repr(stats.attrs[name]), _CURE
             )
-    draws = oriented("read_ladder", stats[DRAWS], DIMS, rank=4)
+    draws = convention.oriented("read_ladder", stats[convention.DRAWS], DIMS, rank=4)
     normal = None
     if stats.attrs.get(REFERENCE, "prior") != "prior":
-        if not {MEAN, LOWER} <= set(stats.data_vars):
+        if not {convention.MEAN, convention.LOWER} <= set(stats.data_vars):
             raise InputError(
-                "read_ladder", f"`{GROUP}.{MEAN}` and `{LOWER}` of its reference", "none", _CURE
+                "read_ladder",
+                f"`{convention.GROUP}.{convention.MEAN}` and `{convention.LOWER}` of its reference",
+                "none",
+                _CURE,
             )
         # Other programs may write the dims in any order, and a factor that is transposed has a
         # covariance of its own.
-        lower = stats[LOWER].transpose(PARAMETER, TWIN)
-        normal = Normal(stats[MEAN].values.astype(np.float64), lower.values.astype(np.float64))
+        lower = stats[convention.LOWER].transpose(convention.PARAMETER, TWIN)
+        normal = Normal(
+            stats[convention.MEAN].values.astype(np.float64), lower.values.astype(np.float64)
+        )
     exchange = None
     if ROUND_TRIPS in stats.attrs:
-        rate = oriented("read_ladder", stats["swap_rate"], ("chain", TEMPERATURE), rank=2).mean(
-            "chain"
-        )
+        rate = convention.oriented(
+            "read_ladder", stats["swap_rate"], ("chain", convention.TEMPERATURE), rank=2
+        ).mean("chain")
         # The last rung has no next one: its rate is NaN.
         exchange = Exchange(rate.values[:-1], int(stats.attrs[ROUND_TRIPS]))
     return make_ladder(
-        stats[TEMPERATURE].values,
+        stats[convention.TEMPERATURE].values,
         draws.values,
-        oriented("read_ladder", stats[LOG_LIKELIHOOD], DIMS, rank=3).values,
-        oriented("read_ladder", stats[LIKELIHOOD_SLOPE], DIMS, rank=4).values,
-        oriented("read_ladder", stats[PRIOR_SLOPE], DIMS, rank=4).values,
-        coordinate_labels(draws),
+        convention.oriented("read_ladder", stats[LOG_LIKELIHOOD], DIMS, rank=3).values,
+        convention.oriented("read_ladder", stats[LIKELIHOOD_SLOPE], DIMS, rank=4).values,
+        convention.oriented("read_ladder", stats[PRIOR_SLOPE], DIMS, rank=4).values,
+        convention.coordinate_labels(draws),
         reference=normal,
         exchange=exchange,
     )
@@ -195,13 +190,18 @@ def read_ladder(tree: "xarray.DataTree") -> Ladder:
 def is_ladder(tree: "xarray.DataTree") -> bool:
     """Return whether the sampler statistics of `tree` are stacked over temperatures."""
     check_tree_type("is_ladder", tree)
-    return GROUP in tree.children and TEMPERATURE in tree.children[GROUP].dims
+    return (
+        convention.GROUP in tree.children
+        and convention.TEMPERATURE in tree.children[convention.GROUP].dims
+    )
 
 
 def is_evidence_alone(tree: "xarray.DataTree") -> bool:
     """Return whether a tree has an evidence, and no draws that it could be of."""
     check_tree_type("is_evidence_alone", tree)
-    return EVIDENCE_GROUP in tree.children and not {"posterior", GROUP} & set(tree.children)
+    return EVIDENCE_GROUP in tree.children and not {"posterior", convention.GROUP} & set(
+        tree.children
+    )
 
 
 def posterior_rung(tree: "xarray.DataTree") -> "xarray.DataTree":
@@ -216,34 +216,41 @@ def last_rung(tree: "xarray.DataTree", ladder: Ladder) -> "xarray.DataTree":
     scores = ladder.gradient_log_likelihood[:, :, -1] + ladder.gradient_log_prior[:, :, -1]
     last = {
         name: node.to_dataset()
-        .isel({TEMPERATURE: -1}, missing_dims="ignore")
-        .drop_vars(TEMPERATURE, errors="ignore")
+        .isel({convention.TEMPERATURE: -1}, missing_dims="ignore")
+        .drop_vars(convention.TEMPERATURE, errors="ignore")
         for name, node in tree.children.items()
         # An evidence of the whole ladder is none of its last rung's trace.
-        if name in (GROUP, "posterior")
+        if name in (convention.GROUP, "posterior")
     }
-    of_ladder = [name for name in (MEAN, LOWER) if GROUP in last and name in last[GROUP]]
-    if GROUP in last:
+    of_ladder = [
+        name
+        for name in (convention.MEAN, convention.LOWER)
+        if convention.GROUP in last and name in last[convention.GROUP]
+    ]
+    if convention.GROUP in last:
         # The reference is the ladder's: a trace of the posterior has none.
-        last[GROUP] = last[GROUP].drop_vars(of_ladder)
-        last[GROUP].attrs.pop(REFERENCE, None)
+        last[convention.GROUP] = last[convention.GROUP].drop_vars(of_ladder)
+        last[convention.GROUP].attrs.pop(REFERENCE, None)
     rung = type(tree).from_dict(last)
     rung.attrs = dict(tree.attrs)
-    return with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})
+    return convention.with_trace(rung, make_trace(ladder.draws[:, :, -1], scores, ladder.names), {})
 
 
 def _statistics(tree: "xarray.DataTree") -> "xarray.Dataset":
     """Return the `sample_stats` of a tree whose variables are stacked over a `temperature`
     coordinate."""
-    if GROUP not in tree.children:
-        raise InputError(
-            "read_ladder", f"a group `{GROUP}`", ", ".join(tree.children) or "no group", _CURE
-        )
-    stats = tree.children[GROUP].to_dataset()
-    if TEMPERATURE not in stats.coords or TEMPERATURE not in stats.dims:
+    if convention.GROUP not in tree.children:
         raise InputError(
             "read_ladder",
-            f"`{GROUP}` with a dim and coordinate `{TEMPERATURE}`",
+            f"a group `{convention.GROUP}`",
+            ", ".join(tree.children) or "no group",
+            _CURE,
+        )
+    stats = tree.children[convention.GROUP].to_dataset()
+    if convention.TEMPERATURE not in stats.coords or convention.TEMPERATURE not in stats.dims:
+        raise InputError(
+            "read_ladder",
+            f"`{convention.GROUP}` with a dim and coordinate `{convention.TEMPERATURE}`",
             f"dims {', '.join(map(str, stats.sizes))}",
             "For one trace per temperature use ladder_from_traces({t: tree, ...}).",
         )

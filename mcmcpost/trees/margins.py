@@ -39,17 +39,17 @@ def sides_of(function: Callable[[Any], Any], row: Any) -> Callable[[Any], Array]
     if len(jaxpr.outvars) != 1:
         return None
     made_by = {variable: equation for equation in jaxpr.eqns for variable in equation.outvars}
-    found = _comparisons(jaxpr.outvars[0], made_by)
-    if len(found) != 1:
+    comparisons = _comparisons(jaxpr.outvars[0], made_by)
+    if len(comparisons) != 1:
         return None
-    both = jaxpr.replace(outvars=list(found[0].invars))
+    both = jaxpr.replace(outvars=list(comparisons[0].invars))
     compared = jaxpr_as_fun(ClosedJaxpr(both, closed.consts))
     return lambda row: jnp.stack(jnp.broadcast_arrays(*compared(*jax.tree.leaves(row))), axis=-1)
 
 
 def _comparisons(result: Any, made_by: Mapping[Any, Any]) -> list[Any]:
     """Return the last comparisons that a variable comes from, of its own shape."""
-    found, left, seen = [], [result], set[Any]()
+    comparisons, left, seen = [], [result], set[Any]()
     while left:
         variable = left.pop()
         if isinstance(variable, Literal) or variable in seen or variable not in made_by:
@@ -57,10 +57,10 @@ def _comparisons(result: Any, made_by: Mapping[Any, Any]) -> list[Any]:
         seen.add(variable)
         equation = made_by[variable]
         if equation.primitive.name in COMPARISONS:
-            found.append(equation)
+            comparisons.append(equation)
         else:
             left += [one for one in equation.invars if one.aval.shape == result.aval.shape]
-    return found
+    return comparisons
 
 
 def margins_of(

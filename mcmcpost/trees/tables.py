@@ -224,7 +224,7 @@ def _refuse_parts(path: Path, names: Sequence[str], columns: Mapping[str, np.nda
 ENOUGH = 100
 """Draws from which a column is suspected."""
 
-APART = 4.0
+MOST_Z = 4.0
 """|z| of E[(b − b̄)s] up to which a column b may be a parameter of its own: of a function g of the
 others the mean is −E[∇g]."""
 
@@ -254,7 +254,7 @@ def _tell_of_parameters(path: Path, alone: Mapping[str, np.ndarray], trace: Trac
         products = (values - values.mean())[..., None] * trace.scores
         with np.errstate(all="ignore"):
             z = np.abs(products.mean(axis=(0, 1)) / mcse_mean(products))
-        if (z < APART).all():
+        if (z < MOST_Z).all():
             suspects.append(name)
     if suspects:
         warn(

@@ -418,19 +418,19 @@ def test_usage_errors_end_with_code_two(run, trace):
 
 
 def test_a_fault_of_ours_keeps_its_traceback(monkeypatch, trace):
-    monkeypatch.setattr(cli, "cache_directory", lambda: None)
+    monkeypatch.setattr("mcmcpost.app.edge.cache_directory", lambda: None)
     monkeypatch.setattr(mcmcpost, "load_tree", lambda *_, **__: np.ones(2) @ np.ones(3))
     monkeypatch.setattr(sys, "argv", ["mcmcpost", "reduce", str(trace)])
     with pytest.raises(ValueError, match="mismatch"):
-        cli.main()
+        cli.run()
 
 
 def test_debug_shows_the_traceback(monkeypatch, trace):
-    monkeypatch.setattr(cli, "cache_directory", lambda: None)
+    monkeypatch.setattr("mcmcpost.app.edge.cache_directory", lambda: None)
     monkeypatch.setenv("MCMCPOST_DEBUG", "1")
     monkeypatch.setattr(sys, "argv", ["mcmcpost", "reduce", str(trace), "--expect", "q"])
     with pytest.raises(ValueError, match="NAME=EXPRESSION"):
-        cli.main()
+        cli.run()
 
 
 @pytest.mark.slow
@@ -483,7 +483,7 @@ def test_version_and_help(run):
 
 
 def test_warnings_are_one_line_and_told_once_a_command(capsys, monkeypatch):
-    monkeypatch.setattr(cli, "cache_directory", lambda: None)
+    monkeypatch.setattr("mcmcpost.app.edge.cache_directory", lambda: None)
     with cli._program(), warnings.catch_warnings():
         warnings.simplefilter("always")
         for _ in range(2):

@@ -108,7 +108,7 @@ def test_a_ladder_whose_rungs_are_not_placed_yet_may_have_32(run, trace, monkeyp
         raise mcmcpost.InputError("it is sampled")
 
     path, model = trace
-    monkeypatch.setattr(commands, "sample_ladder", sampled)
+    monkeypatch.setattr(commands, "ladder_of_model", sampled)
     # 4 MB
     monkeypatch.setattr(os, "sysconf", {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": 1000}.__getitem__)
     asked = ["evidence", path, "--model", model, "--ladder", "--draws", 2_500]  # 0.24 MB for a rung
@@ -305,7 +305,7 @@ def test_a_ladder_from_a_trace_is_kept_where_what_follows_fails(
         raise OSError("no space left on device")
 
     path, model = trace
-    monkeypatch.setattr(commands, "sample_ladder", lambda *_: mcmcpost.load_tree(ladder[0]))
+    monkeypatch.setattr(commands, "ladder_of_model", lambda *_: mcmcpost.load_tree(ladder[0]))
     monkeypatch.setattr(mcmcpost, "log_evidence", broken)
     done = run("evidence", path, "--model", model, "--ladder", "--method", "plain")
     assert done.code != 0

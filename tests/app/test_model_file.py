@@ -6,7 +6,7 @@ import pytest
 from numpyro.infer.util import log_density
 
 from mcmcpost.app.model_file import load_model_file, parse_options
-from mcmcpost.app.quantities import Asked, evaluate_quantities, named_scalars, with_quantities
+from mcmcpost.app.quantities import Selection, evaluate_quantities, named_scalars, with_quantities
 from mcmcpost.app.source import sample_posterior
 from mcmcpost.trees import Convergence, check_convergence, from_numpyro, posterior_variables
 
@@ -248,11 +248,11 @@ def test_quantities_travel_with_the_tree(sampled):
     more = with_quantities(tree, loaded)
     assert "generated_quantities" not in tree.children
     variables = posterior_variables(more)
-    scalars = named_scalars(more, variables, Asked({"p": "square > 1 and `q[0.5]` == 1"}))
+    scalars = named_scalars(more, variables, Selection({"p": "square > 1 and `q[0.5]` == 1"}))
     assert list(scalars) == ["rate", "x", "square", "q[0.5]", "p"]
     np.testing.assert_array_equal(scalars["p"], (scalars["square"] > 1) & (scalars["rate"] > 2))
     with pytest.raises(ValueError, match=r"names not taken yet, got \['square'\]"):
-        named_scalars(more, variables, Asked({"square": "x"}))
+        named_scalars(more, variables, Selection({"square": "x"}))
 
 
 def test_the_log_density_is_that_of_the_file(write):

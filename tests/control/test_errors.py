@@ -23,7 +23,7 @@ from mcmcpost.control.estimate import assemble
 from mcmcpost.control.features.families import polynomials
 from mcmcpost.control.kernels.choice import OwnGridREML
 from mcmcpost.control.kernels.functional import crossfit_both, is_compared
-from mcmcpost.control.linear import Part, Solver, linear_system
+from mcmcpost.control.linear import Solver, Subsystem, linear_system
 from mcmcpost.control.method import mean_of_residuals
 from mcmcpost.control.problem import make_problem
 from mcmcpost.control.standard_errors import (
@@ -267,7 +267,7 @@ def test_a_restricted_basis_does_not_turn_with_the_sample_covariance():
         problem = make_problem(trace, values)
         system = linear_system(problem, polynomials(20, 2, max_interaction=1))
         size = system.sizes[-1]
-        fit = Solver(system, 0.0, size).fit(Part.of(system, size, np.arange(1)), halves=False)
+        fit = Solver(system, 0.0, size).fit(Subsystem.of(system, size, np.arange(1)), halves=False)
         turned.append(problem.location[0] + problem.scale[0] * fit.mean[0] - 3.8)
     own_z, turned_z = (np.mean(off) / np.std(off) * np.sqrt(30) for off in (own, turned))
     assert abs(own_z) < 3

@@ -14,7 +14,7 @@ from mcmcpost.control import Auto, Options, PlainMean, Sample, Subsets, ZeroVari
 from mcmcpost.control.features.families import FirstOrder, Monomials, controls_of, polynomials
 from mcmcpost.control.features.quantity import (
     OUTERMOST,
-    Field,
+    QuantityField,
     coordinate,
     coordinate_of,
     surrogates,
@@ -22,10 +22,10 @@ from mcmcpost.control.features.quantity import (
 from mcmcpost.control.features.regression import Regression
 from mcmcpost.control.features.structure import (
     Blocks,
+    BlockSums,
     Diagonal,
     Neighbours,
     Pairs,
-    Sums,
     SumsByGlobals,
 )
 from mcmcpost.control.functions import (
@@ -57,7 +57,7 @@ def skew_field(name, x):
     """Return h, ∇·v + v·s and v·∇h at draws of the log-gamma by found differentiation."""
     h, v = FIELDS[name]
     divergence, slope = jax.vmap(jax.grad(v))(x), jax.vmap(jax.grad(h))(x)
-    return Field(
+    return QuantityField(
         *(
             np.asarray(part)
             for part in (h(x), divergence + v(x) * (SHAPE - jnp.exp(x)), v(x) * slope)
@@ -176,7 +176,7 @@ def test_every_family_knows_the_derivative_along_its_fields(rng):
     given = (blocks.globals, blocks.blocks, shift, scale)
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
     families = [
-        Sums(*given),
+        BlockSums(*given),
         SumsByGlobals(*given),
         Neighbours(*given, lags=(1, 3, 4)),
         Diagonal(d),

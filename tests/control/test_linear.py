@@ -9,7 +9,7 @@ from control_cases import estimate, gaussian_trace
 import mcmcpost.control.linear
 from mcmcpost.control import Auto, Subsets, ZeroVariance
 from mcmcpost.control.features.families import controls_of, polynomials
-from mcmcpost.control.linear import LinearFits, Part, Solver, linear_system, nested_fits
+from mcmcpost.control.linear import LinearFits, Solver, Subsystem, linear_system, nested_fits
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import make_problem
 from mcmcpost.core.errors import InputError, Status
@@ -57,7 +57,7 @@ def test_folds_left_out_of_the_sums_are_fits_without_them(rng, shape, ridge):
         return np.linalg.solve(gram + penalty, cross)
 
     system = linear_system(problem, families)
-    part = Part.of(system, size := system.sizes[-1], np.arange(1))
+    part = Subsystem.of(system, size := system.sizes[-1], np.arange(1))
     fit = Solver(system, ridge, size, size).fit(part, halves=True)
     found = LinearFits(
         problem, system, ((np.arange(1), fit),), (Status.CONTROLLED,), ("m",), {}, np.zeros(1)
@@ -90,8 +90,10 @@ def test_leading_families_are_fits_of_their_own(rng):
     largest = Solver(nested, 1e-3, nested.sizes[-1], nested.sizes[-1])
     for degree, size in enumerate(nested.sizes, start=1):
         alone = linear_system(problem, polynomials(3, degree))
-        a = largest.fit(Part.of(nested, size, np.arange(2)), halves=True)
-        b = Solver(alone, 1e-3, size, size).fit(Part.of(alone, size, np.arange(2)), halves=True)
+        a = largest.fit(Subsystem.of(nested, size, np.arange(2)), halves=True)
+        b = Solver(alone, 1e-3, size, size).fit(
+            Subsystem.of(alone, size, np.arange(2)), halves=True
+        )
         for one, two in zip((a.mean, *a.refits), (b.mean, *b.refits), strict=True):
             np.testing.assert_allclose(one, two, rtol=1e-9, atol=1e-12)
 

@@ -13,14 +13,15 @@ from control_cases import estimate, structure_fields
 
 import mcmcpost as mp
 from mcmcpost.control import Auto, Structured, ZeroVariance
+from mcmcpost.control.features.families import Subset, from_json
 from mcmcpost.control.features.structure import (
     LAGS,
     Blocks,
+    BlockSums,
     Diagonal,
     Margins,
     Neighbours,
     Pairs,
-    Sums,
     SumsByGlobals,
     structure_families,
     structure_of,
@@ -136,7 +137,7 @@ def test_controls_are_the_stein_operator_of_their_fields(rng):
     given = (blocks.globals, blocks.blocks, shift, scale)
     pairs = Pairs(np.repeat(blocks.globals[:1], 7), blocks.blocks[1])
     families = [
-        Sums(*given),
+        BlockSums(*given),
         SumsByGlobals(*given),
         Neighbours(*given, lags=(1, 3, 4)),
         Diagonal(d),
@@ -530,3 +531,12 @@ def test_families_of_single_coordinates_come_in_the_order_of_what_depends_on_the
         assert [
             int(family.first[0]) for family in families if isinstance(family, Pairs)
         ] == expected
+
+
+def test_families_in_sums_of_the_release_before_are_read():
+    """Two of them had other names."""
+    blocks = Blocks.of(LABELS["numpyro"])
+    sums = BlockSums(blocks.globals, blocks.blocks, np.zeros(10), np.ones(10))
+    stored = Subset(sums, np.arange(sums.size) > 1).to_json()
+    before = {**stored, "kind": "Some", "family": {**stored["family"], "kind": "Sums"}}
+    assert from_json(before).to_json() == stored

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mcmcpost as mp
-from mcmcpost.control.estimate import worth_of
+from mcmcpost.control.estimate import sampling_cost_of
 from mcmcpost.core.runtime import duration
 
 
@@ -32,13 +32,13 @@ def estimate(tree):
 
 
 def test_a_gain_is_worth_that_many_times_the_time_of_sampling(estimate):
-    text = worth_of(gains(estimate, 432.0), 25.0)
+    text = sampling_cost_of(gains(estimate, 432.0), 25.0)
     assert (
         text == "The same errors by sampling alone would take about 3.0 h; 4 × 200 draws took 25 s."
     )
-    text = worth_of(gains(estimate, 4.0, 8.0, 400.0), 30.0)
+    text = sampling_cost_of(gains(estimate, 4.0, 8.0, 400.0), 30.0)
     assert "would take about 4.0 min (median; 2.0 min to 3.3 h); 4 × 200 draws took 30 s." in text
-    text = worth_of(gains(estimate, 4.0, 1e13, 1e30), 25.0)
+    text = sampling_cost_of(gains(estimate, 4.0, 1e13, 1e30), 25.0)
     assert text == (
         "The same errors by sampling alone would take about a century or more (median; 100 s to a "
         "century or more); 4 × 200 draws took 25 s."
@@ -46,12 +46,12 @@ def test_a_gain_is_worth_that_many_times_the_time_of_sampling(estimate):
 
 
 def test_small_gains_are_compared_with_as_many_draws_again(estimate):
-    text = worth_of(gains(estimate, 1.2, 1.0), 25.0)
+    text = sampling_cost_of(gains(estimate, 1.2, 1.0), 25.0)
     assert text == (
         "4 × 200 more draws would take about 25 s and divide errors by 1.4, which for them is "
         "more than the reduction does."
     )
-    both = worth_of(gains(estimate, 1.2, 3.0, 1.0), 25.0)
+    both = sampling_cost_of(gains(estimate, 1.2, 3.0, 1.0), 25.0)
     assert both.startswith(
         "The same errors of 1 of 3 quantities by sampling alone would take about 75 s;"
     )
@@ -62,8 +62,8 @@ def test_quantities_without_a_gain_do_not_count(estimate):
     some = gains(estimate, 4.0, 1e30, 1.0)._replace(
         status=(mp.Status.CONTROLLED, mp.Status.EXACT, mp.Status.HEAVY_TAIL)
     )
-    assert worth_of(some, 25.0) == worth_of(some.select(np.arange(1)), 25.0)
-    assert worth_of(some.select(np.array([1, 2])), 25.0) == ""
+    assert sampling_cost_of(some, 25.0) == sampling_cost_of(some.select(np.arange(1)), 25.0)
+    assert sampling_cost_of(some.select(np.array([1, 2])), 25.0) == ""
 
 
 @pytest.mark.parametrize("seconds", [None, "soon", np.nan, 0.0, -3.0])
@@ -77,7 +77,7 @@ def test_without_a_recorded_time_nothing_is_said(tree, seconds):
 def test_the_worth_stands_in_the_tree_the_report_and_nowhere_depends_on_a_clock(tree):
     cubes = {"cube": lambda draw: draw["a"] ** 3 + draw["a"]}
     found = mp.expectation(tree, cubes, method="zv2")
-    expected = worth_of(found, 25.0)
+    expected = sampling_cost_of(found, 25.0)
     attrs = found.to_datatree()["control_variates"].attrs
     assert (attrs["sampling_time"], attrs["worth"]) == (25.0, expected)
     assert re.search(r"4 × 200 (more )?draws (would take about|took) 25 s", expected)

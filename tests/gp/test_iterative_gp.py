@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mcmcpost.gp import IterativeGP, SubsetStart, iterative
-from mcmcpost.gp.iterative import choose_solver
+from mcmcpost.gp import IterativeGP, SubsetStart, iterative_gp
+from mcmcpost.gp.iterative_gp import choose_solver
 from mcmcpost.gp.marginal_likelihood import (
     Pathwise,
     Standard,
@@ -299,7 +299,7 @@ def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_
 ):
     X, y = data
     for name, value in (("DENSE_LIMIT", N - 1), ("RANK", 2)):
-        monkeypatch.setattr(iterative, name, value)
+        monkeypatch.setattr(iterative_gp, name, value)
     gp = IterativeGP(
         Scaled(1.3, SquaredExponential(3.0)), 1e-10, optimise=False, estimator=Pathwise(4, 100)
     )
@@ -313,7 +313,7 @@ def test_conjugate_gradients_that_do_not_converge_give_way_to_cholesky_where_it_
     assert fitted.info["fallback"]["outcome"] != "converged"
     json.dumps(fitted.info, allow_nan=False)
     np.testing.assert_array_equal(fitted.predict(X[:7]).mean, exact.predict(X[:7]).mean)
-    monkeypatch.setattr(iterative, "FACTOR_LIMIT", N - 1)
+    monkeypatch.setattr(iterative_gp, "FACTOR_LIMIT", N - 1)
     with pytest.warns(UserWarning, match="Mean and samples are off by more"):
         assert gp.fit(X, y).info["solver"] == "ConjugateGradients"
 

@@ -74,9 +74,9 @@ def fitted(target, surrogate):
 def stand_still(program, point, adapted, key):
     """Stand in for NUTS, half of the compile time, where the surrogate is used."""
     del program, adapted, key
-    none = dict.fromkeys(surrogate_moves.Outcome._fields, jnp.zeros((), int))
+    none = dict.fromkeys(surrogate_moves.MoveResult._fields, jnp.zeros((), int))
     nan = {name: jnp.full((), jnp.nan) for name in none if name.endswith("accept_prob")}
-    return point, surrogate_moves.Outcome(**none | nan | {"diverging": jnp.asarray(True)})
+    return point, surrogate_moves.MoveResult(**none | nan | {"diverging": jnp.asarray(True)})
 
 
 @contextlib.contextmanager

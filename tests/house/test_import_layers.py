@@ -5,6 +5,7 @@ import functools
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -195,6 +196,19 @@ def test_a_module_has_at_most_seven_hundred_lines():
     assert {path: size for path, size in sizes.items() if size > 700} == {}
 
 
+def test_no_file_class_or_function_has_the_name_of_another():
+    """Names of one file, those that begin with an underscore, may be used again in another."""
+    files = Counter(path.stem for path in MODULES)
+    names = Counter(
+        node.name
+        for path in MODULES
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_")
+    )
+    twice = [name for kind in (files, names) for name, number in kind.items() if number > 1]
+    assert twice == ["__init__"]
+
+
 @pytest.mark.parametrize("wing", WINGS)
 def test_a_door_has_few_names(wing):
     assert len(importlib.import_module(f"mcmcpost.{wing}").__all__) <= DOOR
@@ -229,7 +243,7 @@ def test_notebooks_import_public_names_only():
         ("expectations", "if TYPE_CHECKING:\n    from mcmcpost.tasks import JointEstimate"),
         ("trees", "from mcmcpost.app import html_report"),
         ("ladders", "from mcmcpost.gp import IterativeGP"),
-        ("app", "from mcmcpost.gp.iterative import IterativeGP"),
+        ("app", "from mcmcpost.gp.iterative_gp import IterativeGP"),
         ("app", "from mcmcpost.ladders import lanes"),
         ("trees", "import mcmcpost.app"),
         ("control", "import xarray as xr"),

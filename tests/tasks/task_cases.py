@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mcmcpost.tasks.families import TaskRows
+from mcmcpost.tasks.trained_families import TaskRows
 
 MEANS = np.array([[0.0, 0.0], [0.5, -0.3]])
 SCALES = np.array([1.0, 1.3])

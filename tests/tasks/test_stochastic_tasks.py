@@ -11,18 +11,18 @@ from task_cases import MEANS, SCALES, draw_rows, integrand, means_by_quadrature,
 from mcmcpost.control.problem import make_joint_problem
 from mcmcpost.stein import SquaredExponential, polynomial_exponents
 from mcmcpost.tasks import ChainVariance, PolynomialFamily, Stochastic, TrainedVectorValued, trained
-from mcmcpost.tasks.families import (
-    CholeskyCovariance,
-    FixedCovariance,
-    KernelTasks,
-    PolynomialTasks,
-)
 from mcmcpost.tasks.trained import (
     fit_stochastic,
     make_schedule,
     proportional_counts,
     shuffled_units,
     unit_weights,
+)
+from mcmcpost.tasks.trained_families import (
+    CholeskyCovariance,
+    FixedCovariance,
+    KernelTasks,
+    PolynomialTasks,
 )
 from mcmcpost.trace import make_trace
 

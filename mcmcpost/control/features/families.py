@@ -137,6 +137,7 @@ class FirstOrder(AbstractFamily):
     def along(
         self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
     ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
+        # Each field is one coordinate everywhere: of thousands those along the direction are few.
         moving = np.flatnonzero(direction)
         return moving, np.broadcast_to(direction[moving], (len(draws), len(moving)))
 
@@ -144,6 +145,7 @@ class FirstOrder(AbstractFamily):
 def polynomials(d: int, degree: int, max_interaction: int | None = None) -> list[AbstractFamily]:
     """Return a family for each total degree up to `degree`: those before it span the polynomials of
     lower degree."""
+    # Degree one by itself: its exponents would be a matrix of d² zeros and ones.
     families: list[AbstractFamily] = [FirstOrder(d)] if degree else []
     if degree > 1:
         exponents = polynomial_exponents(d, degree, max_interaction=max_interaction)
@@ -177,6 +179,7 @@ class Fields(AbstractFamily):
     def controls(
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
     ) -> Float[np.ndarray, "b q"]:
+        # ∂ᵢx^β = βᵢ x^(β−eᵢ); where βᵢ is zero the term is, and 0⁻¹ must not be evaluated.
         place = np.arange(self.size)
         power = self.exponents[place, self.directions]
         lower = self.exponents.copy()
@@ -189,6 +192,7 @@ class Fields(AbstractFamily):
         self, draws: Float[np.ndarray, "b d"], direction: Float[np.ndarray, " d"]
     ) -> tuple[Int[np.ndarray, " n"], Float[np.ndarray, "b n"]]:
         moving = np.flatnonzero(direction[self.directions])
+        # x^β eᵢ goes along the direction by x^β times its i-th entry.
         lengths = direction[self.directions[moving]]
         return moving, _monomials(draws, self.exponents[moving]) * lengths
 
@@ -197,10 +201,11 @@ def _monomials(
     draws: Float[np.ndarray, "b d"], exponents: Int[np.ndarray, "q d"]
 ) -> Float[np.ndarray, "b q"]:
     """Return x^β for each β; few of its entries are not zero."""
+    # Coordinate by coordinate: all powers at once would take d times the memory.
     values = np.ones((len(draws), len(exponents)))
     for x, powers in zip(np.asarray(draws).T, exponents.T, strict=True):
-        taking_part = np.flatnonzero(powers)
-        values[:, taking_part] *= x[:, None] ** powers[taking_part]
+        involved = np.flatnonzero(powers)
+        values[:, involved] *= x[:, None] ** powers[involved]
     return values
 
 
@@ -211,6 +216,7 @@ def vector_fields(d: int, degree: int, max_interaction: int | None = None) -> li
     The fields x^(α−eᵢ)eᵢ of a monomial x^α add up to its gradient but for factors, hence one fewer
     of each.
     """
+    # x^(α−eᵢ)eᵢ for every i with αᵢ > 0, of the monomials of the next degree.
     monomials = polynomial_exponents(d, degree + 1, max_interaction=max_interaction)
     of, directions = np.nonzero(monomials)
     beside = np.diff(of, prepend=-1) == 0  # all directions of a monomial but its first
@@ -250,15 +256,18 @@ def from_json(value: Any) -> Any:
         return value
     if "array" in value:
         return np.array(value["array"], value["dtype"])
+    renamed = {"Some": "Subset", "Sums": "BlockSums"}  # since 0.2.0, whose sums may be read
+    wanted = renamed.get(value["kind"], value["kind"])
+    # Looked up among the classes that are there: what a file says is never imported.
     kinds: list[Any] = [AbstractFamily]
-    while (kind := kinds.pop()).__name__ != value["kind"]:
+    while (kind := kinds.pop()).__name__ != wanted:
         kinds += kind.__subclasses__()
     return kind(**{name: from_json(item) for name, item in value.items() if name != "kind"})
 
 
 @dataclass(frozen=True, eq=False)
-class Some(AbstractFamily):
-    """Some of the controls of a family.
+class Subset(AbstractFamily):
+    """A subset of the controls of a family.
 
     kept : (q,) of the family's controls.
     """
@@ -296,6 +305,7 @@ def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " 
         and (np.abs(np.diagonal(np.linalg.qr(design, mode="r"))) > RANK_TOLERANCE).all()
     ):
         return np.ones(size, bool)
+    # The constant is projected out, since pivoting may not leave it out for a column like it.
     residual = design[:, 1:] - design[:, :1] * (
         design[:, 0] @ design[:, 1:] / (design[:, 0] @ design[:, 0])
     )
@@ -307,7 +317,7 @@ def independent_columns(design: Float[np.ndarray, "m q"]) -> Bool[np.ndarray, " 
     return keep
 
 
-class Features(NamedTuple):
+class MonomialFeatures(NamedTuple):
     """Stein features of monomials, divided by their norms.
 
     exponents : (a, d). norms : (a,).
@@ -339,20 +349,22 @@ def polynomial_basis(
 
 def basis_with_features(
     problem: Problem, exponents: Int[np.ndarray, "a d"]
-) -> tuple[Float[np.ndarray, "m q"], Features]:
+) -> tuple[Float[np.ndarray, "m q"], MonomialFeatures]:
     """Return what `polynomial_basis` returns, and its features, with which it can be made of other
     states."""
     real = (problem.counts > 0).astype(float)[:, None]
     if not len(exponents):
-        return real, Features(exponents, np.zeros(0))
+        return real, MonomialFeatures(exponents, np.zeros(0))
     draws, scores = np.asarray(problem.draws), np.asarray(problem.scores)
     features = np.asarray(polynomial_features(draws, scores, exponents)) * real
     norms = np.sqrt(problem.counts @ features**2)
+    # A feature that is zero at all draws is left out below, and not divided by zero here.
     norms = np.where(norms > 0, norms, 1.0)
     unit = np.concatenate([real / np.sqrt(problem.counts.sum()), features / norms], axis=1)
     keep = independent_columns(unit * np.sqrt(problem.counts)[:, None])
+    # Unit norm was for the rank: the coefficient of the constant is that of one.
     unit[:, 0] = real[:, 0]
-    return unit[:, keep], Features(exponents[keep[1:]], norms[keep[1:]])
+    return unit[:, keep], MonomialFeatures(exponents[keep[1:]], norms[keep[1:]])
 
 
 def exponents_of_degree(

@@ -42,7 +42,7 @@ FARTHEST = 8.0
 """Normal deviates beyond which the element of a step is constant."""
 
 
-class Field(NamedTuple):
+class QuantityField(NamedTuple):
     """A quantity h at m states, and what its field v does there: c = ∇·v + v·s and v·∇h."""
 
     value: Float[np.ndarray, " m"]
@@ -106,7 +106,9 @@ class Field(NamedTuple):
         """Return for each threshold t a control that has the step of 1{h ≤ t}; zero on padding."""
         return self.steps_of(self.as_normal(counts), at) * (counts > 0)[:, None]
 
-    def steps_of(self, normal: "Normal", at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+    def steps_of(
+        self, normal: "NormalDensity", at: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, "m t"]:
         """Return φ_g of the solution g of Stein's equation g′ − xg = 1{x ≤ t} − Φ(t) of a normal
         density.
 
@@ -131,7 +133,9 @@ class Field(NamedTuple):
         """
         return self.ramps_of(self.as_normal(counts), at) * (counts > 0)[:, None]
 
-    def ramps_of(self, normal: "Normal", at: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+    def ramps_of(
+        self, normal: "NormalDensity", at: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, "m t"]:
         """Return the same with another normal density."""
         x, t, inside = normal.deviates(self.value, at)
         above = self.value[:, None] > at
@@ -141,13 +145,13 @@ class Field(NamedTuple):
         slope = x * g + x * above - np.exp(-0.5 * t**2) / np.sqrt(2 * np.pi)
         return self._control(g, np.where(inside, slope, 0.0), normal.sd)
 
-    def as_normal(self, counts: Float[np.ndarray, " m"]) -> "Normal":
+    def as_normal(self, counts: Float[np.ndarray, " m"]) -> "NormalDensity":
         """Return the normal density that the field implies: of mean E(h − c) and variance |E
         v·∇h|."""
         # The step's jump is exact under any normal; this one only makes what is left of it small.
         total = counts.sum()
         mean = counts @ (self.value - self.control) / total
-        return Normal(float(mean), float(np.sqrt(abs(counts @ self.along) / total)) or 1.0)
+        return NormalDensity(float(mean), float(np.sqrt(abs(counts @ self.along) / total)) or 1.0)
 
     def _control(self, g: np.ndarray, slope: np.ndarray, sd: float) -> Float[np.ndarray, "m t"]:
         return slope * (self.along / sd)[:, None] + g * self.control[:, None]
@@ -166,7 +170,7 @@ class Conditional(NamedTuple):
 
     @classmethod
     def of(
-        cls, field: Field, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS
+        cls, field: QuantityField, counts: Float[np.ndarray, " m"], inner_knots: int = KNOTS
     ) -> "Conditional":
         """Return the regression at some states, by how often each is there."""
         real = counts > 0
@@ -191,7 +195,9 @@ class Conditional(NamedTuple):
         inside = self.basis(h)
         return np.sqrt(self.left / ess * ((inside @ self.inverse) * inside).sum(axis=1))
 
-    def influence(self, field: Field, h: Float[np.ndarray, " t"]) -> Float[np.ndarray, "m t"]:
+    def influence(
+        self, field: QuantityField, h: Float[np.ndarray, " t"]
+    ) -> Float[np.ndarray, "m t"]:
         """Return what each state adds to the mean there: over other draws the mean of this is what
         `at` has to move."""
         left = field.along - self.at(field.value)
@@ -202,7 +208,7 @@ class Conditional(NamedTuple):
         return spline_basis(self.knots, h)[0]
 
 
-class Normal(NamedTuple):
+class NormalDensity(NamedTuple):
     """A normal density, to which a quantity is compared."""
 
     mean: float
@@ -254,7 +260,7 @@ def _splines(knots: tuple[float, ...]) -> tuple[BSpline, BSpline]:
     return spline, spline.derivative()
 
 
-class Polynomial(NamedTuple):
+class FewCoordinates(NamedTuple):
     """A polynomial of a few coordinates: one of them itself, or what stands for a quantity.
 
     places : (r,) of the coordinates. terms : (k, r) exponents, those of lower degree first, with
@@ -267,7 +273,7 @@ class Polynomial(NamedTuple):
     weights: Float[np.ndarray, " k"]
 
     @classmethod
-    def coordinate(cls, j: int, sign: float = 1.0) -> "Polynomial":
+    def coordinate(cls, j: int, sign: float = 1.0) -> "FewCoordinates":
         """Return a coordinate itself, or its negative."""
         return cls(np.array([j]), _monomials(1, 1), np.array([0.0, sign]))
 
@@ -297,14 +303,14 @@ class FunctionsOf(AbstractFamily):
 
     families, coefficients : (q,) the field v, that of the control of these families which these
         coefficients make.
-    places, terms, weights : the quantity, as in `Polynomial`.
+    places, terms, weights : the quantity, as in `FewCoordinates`.
     knots : (t,) of the splines. steps : (s,) thresholds of the quantity, and `normal` what it is
         compared to there.
     names : of the integrands that are functions of the quantity. uses : (k, s) the steps that each
         has.
     jumps : (k,) how many of them may be elsewhere between two draws.
     fine : whether the splines refine those of another family before it.
-    ramps : whether steps are those of densities, as in `Field.ramps`.
+    ramps : whether steps are those of densities, as in `QuantityField.ramps`.
     """
 
     families: tuple[AbstractFamily, ...]
@@ -339,14 +345,17 @@ class FunctionsOf(AbstractFamily):
     ) -> Float[np.ndarray, "b q"]:
         return self.controls_along(self.field(draws, scores))
 
-    def controls_along(self, field: Field) -> Float[np.ndarray, "b q"]:
+    def controls_along(self, field: QuantityField) -> Float[np.ndarray, "b q"]:
         """Return the controls at states where the field is known."""
         steps = field.ramps_of if self.ramps else field.steps_of
         return np.concatenate(
-            [steps(Normal(*self.normal), self.steps), field.splines_between(self.knots)], axis=1
+            [steps(NormalDensity(*self.normal), self.steps), field.splines_between(self.knots)],
+            axis=1,
         )
 
-    def field(self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]) -> Field:
+    def field(
+        self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
+    ) -> QuantityField:
         """Return the quantity at some states, and what the field does there."""
         return fields_at([self], draws, scores)[0]
 
@@ -355,7 +364,7 @@ def fields_at(
     functions: Sequence[FunctionsOf],
     draws: Float[np.ndarray, "b d"],
     scores: Float[np.ndarray, "b d"],
-) -> list[Field]:
+) -> list[QuantityField]:
     """Return the field of each at some states.
 
     The controls that fields are made of are computed once: those of all quantities are mostly the
@@ -370,7 +379,9 @@ def fields_at(
     for key, function in different.items():
         if function.families not in controls:
             controls[function.families] = controls_of(function.families, draws, scores)[:, 1:]
-        parts[key], slopes = Polynomial(function.places, function.terms, function.weights).at(draws)
+        parts[key], slopes = FewCoordinates(function.places, function.terms, function.weights).at(
+            draws
+        )
         for place, slope in zip(function.places.tolist(), slopes.T, strict=True):
             users.setdefault(place, []).append((key, slope))
     along = {key: np.zeros(len(draws)) for key in different}
@@ -391,7 +402,9 @@ def fields_at(
                 along[key] += slope * (values @ function.coefficients[end + which])
                 end += family.size
     fields = {
-        key: Field(parts[key], controls[function.families] @ function.coefficients, along[key])
+        key: QuantityField(
+            parts[key], controls[function.families] @ function.coefficients, along[key]
+        )
         for key, function in different.items()
     }
     return [fields[key] for key in keys]
@@ -408,7 +421,7 @@ class Quantity(NamedTuple):
     """
 
     value: Float[np.ndarray, " m"]
-    polynomial: Polynomial
+    polynomial: FewCoordinates
     slopes: Float[np.ndarray, "n r"]
     explained: float
 
@@ -473,7 +486,7 @@ def coordinate(problem: Problem, j: int, sign: float = 1.0) -> Quantity:
     """
     return Quantity(
         sign * _columns(problem, [j])[:, 0],
-        Polynomial.coordinate(j, sign),
+        FewCoordinates.coordinate(j, sign),
         np.full((1, 1), sign),
         1.0,
     )
@@ -487,7 +500,7 @@ def _columns(problem: Problem, places: Sequence[int]) -> Float[np.ndarray, "m r"
 MOST_PLACES = 8
 """Coordinates that a polynomial stands on at most."""
 
-SMALLEST_PART = 0.02
+SMALLEST_SHARE = 0.02
 """Coefficient, relative to the largest of a linear regression, below which a coordinate is not
 taken at once."""
 
@@ -530,6 +543,7 @@ def surrogates(problem: Problem, columns: Sequence[int]) -> list[Quantity | None
             0
         ][1:]
     else:
+        # Too few states for a regression: of coordinates without correlation it would be this.
         along = z.T @ f / len(z)
     return [_surrogate(problem, z, *of_one) for of_one in zip(columns, f.T, along.T, strict=True)]
 
@@ -544,7 +558,7 @@ def _surrogate(
     """Return the cubic of one integrand; z, f : coordinates and its values at the states by which
     these are chosen."""
     strongest = np.argsort(-np.abs(along), kind="stable")[: MOST_PLACES // 2]
-    places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_PART * np.abs(along).max()]
+    places = [int(j) for j in strongest if abs(along[j]) >= SMALLEST_SHARE * np.abs(along).max()]
     # The span of their quadratics grows by one coordinate at a time, orthonormal: each regression
     # anew took half of the time of 609 quantiles of a model with 103 parameters.
     span = np.linalg.qr(_powers(z[:, places], _monomials(len(places), 2)))[0]
@@ -578,7 +592,7 @@ def _surrogate(
     degree = max((k for k in (1, 2, 3) if comb(len(places) + k, k) <= enough), default=1)
     terms = _monomials(len(places), degree)
     basis, root = _powers(z, terms), np.sqrt(problem.counts)
-    polynomial = Polynomial(
+    polynomial = FewCoordinates(
         np.array(places), terms, np.linalg.lstsq(basis * root[:, None], f * root, rcond=None)[0]
     )
     value, slopes = polynomial.at(problem.draws)

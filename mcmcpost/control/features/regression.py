@@ -67,10 +67,10 @@ class Regression:
         whole, folds = self._on_all(problem, last), self.on_folds
         p, k = problem.values.shape[1], self.folds.num_folds
         last_rule = whole.last_rule
-        own_column, left = folds.split(whole.own_column), folds.split(whole.left)
-        both = np.concatenate([own_column, left], axis=2)
+        last_column, left = folds.split(whole.last_column), folds.split(whole.left)
+        both = np.concatenate([last_column, left], axis=2)
         sides = np.tensordot(folds.sets, folds.basis.transpose(0, 2, 1) @ both, 1)
-        squares = np.concatenate([own_column**2, own_column * left], axis=2).sum(axis=1)
+        squares = np.concatenate([last_column**2, last_column * left], axis=2).sum(axis=1)
         by_column, by_values = np.split(sides, 2, axis=2)
         square, along = np.split(folds.sets @ squares, 2, axis=1)
         by_last = np.linalg.solve(folds.gram, by_column)
@@ -95,7 +95,7 @@ class Regression:
         constants = np.tensordot(theta, self.rule, (1, 0)) + gamma * last_rule
         # Quarters would be fits on too few draws for some twenty splines.
         refits = Refits(constants[:k], constants[k:-1], Refits.none(k, constants.shape[1]).quarters)
-        fitted = folds.basis @ theta[:k] + own_column * gamma[:k, None]
+        fitted = folds.basis @ theta[:k] + last_column * gamma[:k, None]
         control = np.zeros_like(problem.values)
         control[: len(self.root)] = folds.joined(fitted) / self.root
         control[: len(self.root)] -= constants[self.folds.labels[: len(self.root)]]
@@ -108,12 +108,12 @@ class Regression:
         left = problem.values[:n] * self.root
         start = self.basis.T @ left
         left = left - self.basis @ start
-        own_column, last_rule = np.zeros((n, p)), np.zeros(p)
+        last_column, last_rule = np.zeros((n, p)), np.zeros(p)
         if last is not None:
-            own_column, last_rule = _beside(self.basis, self.rule, last[:n] * self.root)
-        last_start = (own_column * left).sum(axis=0)
-        left -= own_column * last_start
-        return _OnAll(start, last_start, own_column, last_rule, left)
+            last_column, last_rule = _beside(self.basis, self.rule, last[:n] * self.root)
+        last_start = (last_column * left).sum(axis=0)
+        left -= last_column * last_start
+        return _OnAll(start, last_start, last_column, last_rule, left)
 
     def outermost(
         self, problem: Problem, value: Float[np.ndarray, " m"]
@@ -138,13 +138,13 @@ class _OnAll(NamedTuple):
     sums of what it leaves.
 
     start, last_start : coefficients of the basis and of the orthonormal columns of each integrand.
-    own_column, last_rule : these columns, and how the constant of a fit depends on them.
+    last_column, last_rule : these columns, and how the constant of a fit depends on them.
     left : what the fit leaves.
     """
 
     start: Float[np.ndarray, "r p"]
     last_start: Float[np.ndarray, " p"]
-    own_column: Float[np.ndarray, "n p"]
+    last_column: Float[np.ndarray, "n p"]
     last_rule: Float[np.ndarray, " p"]
     left: Float[np.ndarray, "n p"]
 

@@ -210,7 +210,7 @@ class Last:
     structure share."""
 
     # replaced as one, so that threads see no mixture
-    found: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])
+    coordinates: tuple[np.ndarray | None, list[np.ndarray]] = (None, [])
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,12 +257,12 @@ class _OnBlocks(AbstractFamily):
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b1 d"]
     ) -> tuple[list[np.ndarray], list[np.ndarray]]:
         """Return raw coordinates and scores of every block, of grids row after row."""
-        last, x = self.last.found
+        last, x = self.last.coordinates
         flat = [block.ravel() for block in self.blocks]
         # By identity: families of one structure are asked in turn for the same block of draws.
         if last is not draws:
             x = [self.shift[block] + self.scale[block] * draws[:, block] for block in flat]
-            self.last.found = (draws, x)
+            self.last.coordinates = (draws, x)
         return x, [scores[:, block] / self.scale[block] for block in flat]
 
     def _along(
@@ -279,7 +279,7 @@ class _OnBlocks(AbstractFamily):
 
 
 @dataclass(frozen=True, eq=False)
-class Sums(_OnBlocks):
+class BlockSums(_OnBlocks):
     """Quadratics of the globals, z_a·s_b + m[a=b], (Σz_a)(Σs_b)/m + [a=b], and (Σz_a) s_k and
     (Σs_a) z_k of a global k.
 
@@ -340,8 +340,8 @@ class SumsByGlobals(_OnBlocks):
 
 @dataclass(frozen=True, eq=False)
 class Margins(_OnBlocks):
-    """What `Sums` and `SumsByGlobals` are of blocks, of the margins of grids with each other and
-    with blocks.
+    """What `BlockSums` and `SumsByGlobals` are of blocks, of the margins of grids with each other
+    and with blocks.
 
     A margin is the sums of a grid's rows, or of its columns, divided by the root of their number:
     coordinates along orthonormal directions. There are also (Σ_j x_ij s_ij + c)·x_ai and (Σ_j
@@ -420,7 +420,7 @@ class Margins(_OnBlocks):
             trace = m if a == b else float(within)
             along = np.einsum("bm,bm->b", x[a], s[b])[:, None] + divergence * trace
             parts += [along, along * u]
-            if not within:  # products of two totals of one grid are in `Sums`
+            if not within:  # products of two totals of one grid are in `BlockSums`
                 parts.append((x[a].sum(axis=1) * s[b].sum(axis=1) / m)[:, None])
             if a <= b:
                 # Less one keeps it apart from t_k, one of the scores: its mean is zero either way.
@@ -549,7 +549,7 @@ def structure_families(
     # Raw coordinates, shift + scale·z: the exchangeable prior is in these.
     units = (problem.shift, np.linalg.norm(problem.lower, axis=1))
     given = (partition.globals, partition.blocks, *units, Last())
-    sums: list[AbstractFamily] = [Sums(*given), SumsByGlobals(*given)]
+    sums: list[AbstractFamily] = [BlockSums(*given), SumsByGlobals(*given)]
     margins = Margins(*given)
     if margins.size <= MOST_OF_MARGINS:
         sums.append(margins)

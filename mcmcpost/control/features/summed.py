@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from mcmcpost.control.features.families import AbstractFamily, Some
+from mcmcpost.control.features.families import AbstractFamily, Subset
 from mcmcpost.control.features.quantity import FunctionsOf, fields_at
 from mcmcpost.control.moments import Moments
 from mcmcpost.control.problem import MIN_FOLDS
@@ -42,7 +42,7 @@ class ControlSet(NamedTuple):
     def _steps(self) -> FunctionsOf | None:
         """The family that has the steps of events; None where there is none."""
         first = self.families[0] if self.families else None
-        first = first.family if isinstance(first, Some) else first
+        first = first.family if isinstance(first, Subset) else first
         return first if isinstance(first, FunctionsOf) else None
 
     def by_steps(
@@ -59,18 +59,20 @@ class ControlSet(NamedTuple):
             yield np.arange(len(self.places)), self
             return
         first = self.families[0]
-        kept = first.kept if isinstance(first, Some) else np.ones(functions.size, bool)
+        kept = first.kept if isinstance(first, Subset) else np.ones(functions.size, bool)
         row = dict(zip(functions.names, functions.uses, strict=True))
         splines = np.ones(functions.size - len(functions.steps), bool)
+        # Quantities that have the same steps share a fit.
         groups: dict[bytes, list[int]] = {}
         for j in self.columns.tolist():
             groups.setdefault(row[names[j]].tobytes(), []).append(j)
         for columns in groups.values():
             mask = kept & np.concatenate([row[names[columns[0]]], splines])
+            # The constant, and the families behind the functions, are in every fit.
             among = np.concatenate(
                 [[True], mask[kept], np.ones(len(self.places) - 1 - kept.sum(), bool)]
             )
-            families = (Some(functions, mask), *self.families[1:])
+            families = (Subset(functions, mask), *self.families[1:])
             at = np.flatnonzero(among)
             yield (
                 at,
@@ -126,6 +128,7 @@ class Features(NamedTuple):
         those for some."""
         named = list(zip(self.families, self.labels, strict=True))
         by_quantities: list[tuple[tuple[str, ...] | None, list[tuple[AbstractFamily, str]]]] = []
+        # The constant alone, for quantities that no family serves.
         if not named or named[0][0].serves is not None:
             by_quantities.append((None, []))
         by_quantities += [
@@ -146,6 +149,7 @@ class Features(NamedTuple):
             if serves is None:
                 columns = list(range(len(self.names)))
             else:
+                # A selection of quantities may lack some that the families are for.
                 columns = sorted(place[name] for name in serves if name in place)
             places = np.concatenate([[0], np.arange(start, end)])
             control_sets.append(
@@ -157,8 +161,10 @@ class Features(NamedTuple):
         self, draws: Float[np.ndarray, "b d"], scores: Float[np.ndarray, "b d"]
     ) -> Float[np.ndarray, "b q1"]:
         """Return the constant and the controls at some draws."""
+        # A score is a derivative: it is multiplied by what the draws are divided by.
         draws, scores = (draws - self.shift) / self.scale, scores * self.scale
-        bare = [family.family if isinstance(family, Some) else family for family in self.families]
+        bare = [family.family if isinstance(family, Subset) else family for family in self.families]
+        # Of all families together, since some have their field in common.
         fields = iter(
             fields_at([family for family in bare if isinstance(family, FunctionsOf)], draws, scores)
         )
@@ -169,7 +175,7 @@ class Features(NamedTuple):
                 if isinstance(inner, FunctionsOf)
                 else inner.controls(draws, scores)
             )
-            parts.append(columns[:, family.kept] if isinstance(family, Some) else columns)
+            parts.append(columns[:, family.kept] if isinstance(family, Subset) else columns)
         return np.concatenate(parts, axis=1)
 
     def standard(self, values: Float[np.ndarray, "*b p"]) -> Float[np.ndarray, "*b p"]:
@@ -188,7 +194,7 @@ class Features(NamedTuple):
         """Return those of some controls."""
         parts = np.split(kept, np.cumsum([family.size for family in self.families])[:-1])
         chosen = [
-            (family if mask.all() else Some(family, mask), label)
+            (family if mask.all() else Subset(family, mask), label)
             for family, label, mask in zip(self.families, self.labels, parts, strict=True)
             if mask.any()
         ]

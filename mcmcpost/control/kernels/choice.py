@@ -105,7 +105,7 @@ class GridREML(eqx.Module):
         check_flags("GridREML", shared=self.shared)
 
 
-OWN_GAIN = 60.0
+LEAST_NATS = 60.0
 """Nats from which `OwnGridREML` fits an integrand: on `POLISH_DRAWS` states, half of the
 variance."""
 
@@ -115,7 +115,7 @@ class OwnGridREML(GridREML):
     fitted."""
 
     polish: bool | None = True
-    least: float = OWN_GAIN
+    least: float = LEAST_NATS
 
 
 class Setting(NamedTuple):
@@ -169,7 +169,7 @@ def tune(
         MIN_ITERATIVE_NUGGET if isinstance(solver, ConjugateGradients) and nugget is None else 0.0
     )
     ones = np.ones(problem.draws.shape[1])
-    arrays = _some_rows(problem, basis, tuning.max_draws)
+    arrays = _evenly_spaced(problem, basis, tuning.max_draws)
     if isinstance(tuning, REML):
         # One lengthscale for each coordinate: L-BFGS moves them apart.
         starts = tuple(
@@ -221,8 +221,8 @@ def _polish(
     size, shortest = (
         (tuning.max_draws, 1 / RESTRICTED_RANGE) if tuning.shared else (POLISH_DRAWS, SHORTEST)
     )
-    draws, scores, design, values = _some_rows(problem, basis, size)
-    own_grid = isinstance(tuning, OwnGridREML)
+    draws, scores, design, values = _evenly_spaced(problem, basis, size)
+    per_integrand = isinstance(tuning, OwnGridREML)
     # A nat for each lengthscale: what as many parameters gain from noise.
     least = tuning.least if isinstance(tuning, OwnGridREML) else problem.draws.shape[1]
     left = setting.members
@@ -248,7 +248,7 @@ def _polish(
                 members,
             )
             left = tuple(member for member in left if member not in members)
-    if left and not own_grid:
+    if left and not per_integrand:
         yield setting._replace(members=left)
 
 
@@ -265,7 +265,7 @@ def rounded(kernel: AbstractKernel) -> AbstractKernel:
     )
 
 
-def _some_rows(
+def _evenly_spaced(
     problem: Problem, basis: Float[np.ndarray, "m q"], size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Return draws, scores, basis and values of unit scale at evenly spaced states, at least three

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from mcmcpost.control.features.families import (
-    Features,
+    MonomialFeatures,
     basis_with_features,
     by_fold,
     exponents_of_degree,
@@ -188,7 +188,7 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[FoldFit, FoldFit
         crossfit_kernel(problem, choice, choice.degree),
         crossfit_kernel(problem, ControlFunctional(**options), 0),
     )
-    doubts = apart(problem, semi, alone), apart(problem, alone, semi)
+    doubts = disagreement(problem, semi, alone), disagreement(problem, alone, semi)
     semi, alone = (
         fit._replace(doubt=np.hypot(fit.doubt, d))
         for fit, d in zip((semi, alone), doubts, strict=True)
@@ -196,7 +196,7 @@ def crossfit_both(problem: Problem, choice: SemiExact) -> tuple[FoldFit, FoldFit
     return semi, alone
 
 
-def apart(problem: Problem, fit: FoldFit, other: FoldFit) -> Float[np.ndarray, " p"]:
+def disagreement(problem: Problem, fit: FoldFit, other: FoldFit) -> Float[np.ndarray, " p"]:
     """Return by how much two estimates differ beyond twice the error of the other, its doubt not
     counted."""
     inexact = residual_variance(problem, fit.control) > ROUNDING**2
@@ -270,7 +270,7 @@ def crossfit_kernel(
         return no_control(problem, Status.TOO_FEW_DRAWS, choice.label)
     fitted = problem.folds.num_everyone
     # Zero states select Cholesky: the fit is on few of them, whatever their number.
-    solver = choose_solver(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
+    solver = solver_of(choice, 0 if problem.by_residuals else fitted, ConjugateGradients())
     on_subset = problem.by_residuals and isinstance(solver, Cholesky)
     # A fit on some states is made on a problem of its own and evaluated at all.
     subset = problem.seen() if on_subset else problem
@@ -287,10 +287,10 @@ def crossfit_kernel(
     def fit_with(
         settings: Sequence[Setting],
         basis: Float[np.ndarray, "m b"] = basis,
-        features: Features = features,
+        features: MonomialFeatures = features,
     ) -> FoldFit:
         if on_subset:
-            return _fit_some(problem, subset, basis, features, settings, choice)
+            return _fit_members(problem, subset, basis, features, settings, choice)
         return _fit(problem, basis, settings, solver, choice)
 
     fit = fit_with(settings)
@@ -309,7 +309,7 @@ def crossfit_kernel(
             few, *basis_with_features(subset, exponents_of_degree(problem.draws.shape[1], 0))
         )
         with np.errstate(invalid="ignore"):  # the other integrands have no such fit, and no doubt
-            fit = fit._replace(doubt=np.hypot(fit.doubt, apart(problem, fit, alone)))
+            fit = fit._replace(doubt=np.hypot(fit.doubt, disagreement(problem, fit, alone)))
     facts = {
         "degree": degree,
         "num_features": size - 1,
@@ -399,11 +399,11 @@ def _status(choice: ControlFunctional | SemiExact, nugget: float, converged: boo
     return Status.NUGGET_RAISED if raised else Status.CONTROLLED
 
 
-def _fit_some(
+def _fit_members(
     problem: Problem,
     subset: Problem,
     basis: Float[np.ndarray, "t q"],
-    features: Features,
+    features: MonomialFeatures,
     settings: Sequence[Setting],
     choice: ControlFunctional | SemiExact,
 ) -> FoldFit:
@@ -488,7 +488,7 @@ def _at_states(
     draws: Float[np.ndarray, "m d"],
     scores: Float[np.ndarray, "m d"],
     labels: Int[np.ndarray, " m"],
-    features: Features,
+    features: MonomialFeatures,
     rules: Sequence[FoldRules],
 ) -> Float[np.ndarray, "m p"]:
     """Return the fits without each state's fold, the rules side by side, at some states; zero on
@@ -499,7 +499,7 @@ def _at_states(
         states, size = (draws[block], scores[block]), block.stop - block.start
         polynomial, padded = features.of(*states), tuple(map(pad_rows, states))
         parts = [
-            rule.kernel_part(fold, padded)[:size] + polynomial @ rule.coefficients[fold, 1:]
+            rule.kernel_term(fold, padded)[:size] + polynomial @ rule.coefficients[fold, 1:]
             for rule in rules
         ]
         fits[block] = np.concatenate(parts, axis=1)
@@ -537,7 +537,7 @@ def _or_with_ridge(
     )
 
 
-def choose_solver(
+def solver_of(
     choice: ControlFunctional | SemiExact, num_states: int, iterative: ConjugateGradients
 ) -> Cholesky | ConjugateGradients:
     """Return the solver asked for, or `Cholesky` up to 6,000 states and `iterative` beyond or with

@@ -211,7 +211,7 @@ class FoldRules(NamedTuple):
     coefficients: Float[np.ndarray, "k q p"]
     nugget: float
 
-    def kernel_part(self, fold: int, rows: PyTree) -> Float[np.ndarray, "b p"]:
+    def kernel_term(self, fold: int, rows: PyTree) -> Float[np.ndarray, "b p"]:
         """Return the part of the kernel at some rows, of the fit without a fold."""
         dual = self.dual[fold]
         product = _cross_product(self.tile, rows, self.rows, jax.device_put(pad_columns(dual)))

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from mcmcpost.control.features.families import exponents_of_degree, polynomial_basis
 from mcmcpost.control.kernels.choice import REML, GridREML, tune
-from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact, choose_solver
+from mcmcpost.control.kernels.functional import ControlFunctional, SemiExact, solver_of
 from mcmcpost.control.kernels.systems import mean_diagonal, normalised_gram, solve_iterative
 from mcmcpost.control.linear import DRAWS_PER_FEATURE
 from mcmcpost.control.problem import Options, Problem, make_problem
@@ -210,7 +210,7 @@ def solve_stein_weights(
             problem.num_states,
             "Use more draws, or a lower degree.",
         )
-    solver = choose_solver(method, problem.num_states, ConjugateGradients(gain=GAIN))
+    solver = solver_of(method, problem.num_states, ConjugateGradients(gain=GAIN))
     start = None if initial is None else _start(initial, problem, basis.shape[1], trace)
     tuning: REML | GridREML | None = method.tuning
     if tuning is None and method.kernel is None:

@@ -504,8 +504,8 @@ class IterativeGP(eqx.Module):
         # The nugget that factorisation needed is noise of the model from here on, also in
         # predictions.
         if isinstance(solver, Cholesky):
-            found_factor = factorise(gram(kernel, X), jnp.ones(len(y)), jnp.asarray(noise))
-            factor, noise = found_factor.lower, float(found_factor.nugget)
+            factorisation = factorise(gram(kernel, X), jnp.ones(len(y)), jnp.asarray(noise))
+            factor, noise = factorisation.lower, float(factorisation.nugget)
             if bool(jnp.isnan(factor[-1, -1])):
                 wanted = "a positive definite covariance"
                 raise InputError(
@@ -513,7 +513,7 @@ class IterativeGP(eqx.Module):
                 )
             solved = cho_solve((factor, True), right)
             facts: dict[str, Any] = {
-                "outcome": "jittered" if bool(found_factor.raised) else "converged"
+                "outcome": "jittered" if bool(factorisation.raised) else "converged"
             }
         else:
             initial = None
