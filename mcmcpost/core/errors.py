@@ -9,6 +9,7 @@ import functools
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from pathlib import Path
@@ -49,7 +50,7 @@ class MissingPackageError(ImportError):
 ADDED = (
     "Means of all draws come from sums, which add whatever the lengths: "
     "mp.expectation(mp.moments(one) + mp.moments(other)), on the command line mcmcpost reduce "
-    "ONE OTHER, a file for each length."
+    "ONE OTHER, a file for each length and nothing but means asked for."
 )
 """What to do with chains of different lengths."""
 
@@ -190,7 +191,10 @@ def shortest(where: str, lengths: Sequence[int]) -> int:
     """Return how many draws all chains have, and warn of those that are left out."""
     least = min(lengths)
     if left := sum(lengths) - least * len(lengths):
-        text = f"{where}: chains of {', '.join(map(str, lengths))} draws. The first {least} of each"
-        share = f"{left} of {sum(lengths)} draws are left out"
-        warn(f"{text} are kept, {share}. {ADDED}", UnequalChains)
+        counted = [f"{number} of {length:,}" for length, number in Counter(lengths).items()]
+        warn(
+            f"{where}: chains of different lengths, {', '.join(counted)} draws. The first "
+            f"{least:,} of each are kept, and {left:,} of {sum(lengths):,} draws left out. {ADDED}",
+            UnequalChains,
+        )
     return least

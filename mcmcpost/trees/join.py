@@ -89,7 +89,12 @@ def _of_one_length(
     ]
     if len(lengths) < len(posteriors) or len(set(lengths)) == 1:
         return groups_of
-    kept = slice(shortest(WHERE, lengths))
+    of_chains = [
+        length
+        for length, groups in zip(lengths, groups_of, strict=True)
+        for _ in range(groups["posterior"].sizes.get("chain", 1))
+    ]
+    kept = slice(shortest(WHERE, of_chains))
     return [
         {
             # A warm-up, whatever its length, is not of these draws.

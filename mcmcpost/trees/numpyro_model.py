@@ -1,6 +1,7 @@
 """A NumPyro program as a density on the unconstrained space: its latent sites, transformation and
 log density."""
 
+import functools
 import inspect
 import math
 import warnings
@@ -263,8 +264,6 @@ def with_dotted_sites(where: str, model: Callable[..., Any]) -> Callable[..., An
 def _views(value: Any) -> Any:
     """Return an argument with a view in the place of each NumPy array in it, in lists, tuples and
     dicts."""
-    # JAX remembers an array object in the precision in which it first met it; a view is a new
-    # object with the same memory.
     if type(value) is np.ndarray:
         return value.view()
     if isinstance(value, tuple) and hasattr(value, "_fields"):
@@ -276,8 +275,8 @@ def _views(value: Any) -> Any:
 
 def _seeded(
     where: str, model: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """Return the program with a fixed key, and views of its arguments; refuse others than it
+) -> Callable[..., Any]:
+    """Return the program with a fixed key, on views of its arguments; refuse others than it
     takes."""
     from numpyro import handlers
     from numpyro.distributions import Distribution
@@ -296,10 +295,17 @@ def _seeded(
         raise InputError(
             where, f"the arguments of `model{inspect.signature(model)}`", got, "Pass its data."
         ) from error
-    args, kwargs = _views(args), _views(kwargs)
+
+    # JAX remembers an array object in the precision in which it first met it; a view is a new
+    # object with the same memory. Anew in each run of the program: data in a closure may be known
+    # in float32, and arguments of an attempt in float64 could not be mixed with them ever after.
+    @functools.wraps(model)
+    def on_views(*args: Any, **kwargs: Any) -> Any:
+        return model(*_views(args), **_views(kwargs))
+
     # A fixed key: subsampling plates and `prng_key` must be the same at every evaluation of the
     # density.
-    return handlers.seed(with_dotted_sites(where, model), rng_seed=0), args, kwargs
+    return handlers.seed(with_dotted_sites(where, on_views), rng_seed=0)
 
 
 def _trace_abstractly(where: str, model: Callable[..., Any], run: Callable[[], Array]) -> None:
@@ -322,7 +328,7 @@ def variables_of_program(
     from numpyro import handlers
     from numpyro.infer import init_to_sample
 
-    seeded, args, kwargs = _seeded(where, model, args, kwargs)
+    seeded = _seeded(where, model, args, kwargs)
     names: list[str] = []
 
     def run() -> Array:
@@ -352,8 +358,8 @@ def probe_model(
 ) -> ProbedModel:
     """Return `model` with its latent sites, found by an abstract run.
 
-    Its arguments are views of those given: to JAX new arrays, in whatever precision it met the
-    others (see `in_either_precision`).
+    It runs on views of its arguments: to JAX new arrays, in whatever precision it met the others
+    (see `in_either_precision`).
 
     Parameters
     ----------
@@ -370,7 +376,7 @@ def probe_model(
     from numpyro.distributions import Delta, biject_to
     from numpyro.infer import init_to_sample
 
-    seeded, args, kwargs = _seeded(where, model, args, kwargs)
+    seeded = _seeded(where, model, args, kwargs)
     sites: dict[str, tuple[int, ...]] = {}
     shapes: dict[str, tuple[int, ...]] = {}
     discrete: dict[str, jax.ShapeDtypeStruct] = {}

@@ -478,6 +478,9 @@ def _scored(
     diagnostics: list["_File"], outputs: list["_File"] | None
 ) -> "tuple[xarray.DataTree, Trace]":
     """Return the tree of chains, and their unconstrained draws and scores."""
+    if outputs is not None and len(outputs) == len(diagnostics):
+        pairs = [_of_one_length(*both) for both in zip(outputs, diagnostics, strict=True)]
+        outputs, diagnostics = map(list, zip(*pairs, strict=True))
     # Columns p_NAME are momenta. A parameter that is itself called g_x has a column g_g_x.
     names = [
         tuple(c.removeprefix("g_") for c in chain.table.columns if c.startswith("g_"))
@@ -567,8 +570,11 @@ def _read(path: Path) -> _File:
         raise FileNotFoundError(fault(_WHERE, "an existing file", str(path), "Check the path."))
     try:
         text = path.read_text(encoding="utf-8")
+        whole, _, last = text.rpartition("\n")
+        # Of a run that was killed while it wrote; its last number may have lost digits.
+        cut = bool(whole and last) and not last.startswith("#")
         # Comments stand between warm-up and draws and at the end too, where the seconds are.
-        table = pandas.read_csv(path, comment="#", compression=None)
+        table = pandas.read_csv(StringIO(whole if cut else text), comment="#")
     except (pandas.errors.ParserError, pandas.errors.EmptyDataError, UnicodeDecodeError) as error:
         raise InputError(
             _WHERE, f"a CSV of CmdStan at {path}", str(error).strip(), "Give CmdStan's own file."
@@ -583,18 +589,14 @@ def _read(path: Path) -> _File:
             ", ".join(map(str, table.columns[:8])),
             "Give CmdStan's.",
         )
-    last = text.rsplit("\n", 1)[-1]
-    cut = bool(last) and not last.startswith("#")  # the last number may have lost digits
-    if (
-        cut
-        or table.isna().to_numpy().any()
-        or any(values.dtype.kind not in "fi" for _, values in table.items())
+    if table.isna().to_numpy().any() or any(
+        values.dtype.kind not in "fi" for _, values in table.items()
     ):
         raise InputError(
             _WHERE,
             f"complete rows of numbers in {path}",
-            "a last line without an end" if cut else "some that are not",
-            "The run was cut: run it again.",
+            "some that are not",
+            "Give CmdStan's own file, or leave these rows out of it and of its diagnostic file.",
         )
     # pandas takes what is left over for labels
     if not np.array_equal(table.index, np.arange(len(table))):
@@ -617,6 +619,11 @@ def _read(path: Path) -> _File:
     if table.empty:
         raise InputError(
             _WHERE, f"draws after warm-up in {path}", "none", "The run was cut: run it again."
+        )
+    if cut:
+        warn(
+            f"{_WHERE}: the last line of {path} has no end, as of a run that was killed, and is "
+            "left out."
         )
     elapsed = re.search(r"^#\s+([\d.eE+-]+) seconds \(Total\)", text, flags=re.MULTILINE)
     return _File(path, settings, table, float(elapsed[1]) if elapsed else None)
@@ -659,7 +666,25 @@ def _same_draws(output: _File, diagnostic: _File) -> bool:
     either."""
     # Files are paired by their order, and nothing else in them says which chain they are of.
     one, other = output.table["lp__"].to_numpy(), diagnostic.table["lp__"].to_numpy()
-    return len(one) == len(other) and bool(np.allclose(one, other, rtol=1e-4, atol=1e-4))
+    least = min(len(one), len(other))
+    return bool(np.allclose(one[:least], other[:least], rtol=1e-4, atol=1e-4))
+
+
+def _of_one_length(output: _File, diagnostic: _File) -> tuple[_File, _File]:
+    """Return two files of one chain with the draws that both have: a run that is killed has written
+    each through a buffer of its own."""
+    one, other = len(output.table), len(diagnostic.table)
+    if one == other:
+        return output, diagnostic
+    least = min(one, other)
+    warn(
+        f"{_WHERE}: {one:,} draws in {output.path} and {other:,} in {diagnostic.path}, as of a run "
+        f"that was killed. The first {least:,} are kept."
+    )
+    return (
+        output._replace(table=output.table[:least]),
+        diagnostic._replace(table=diagnostic.table[:least]),
+    )
 
 
 def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarray]:
@@ -673,15 +698,6 @@ def _values(chains: list[_File], diagnostics: list[_File]) -> dict[str, np.ndarr
             "Give both of each chain.",
         )
     for output, diagnostic in zip(chains, diagnostics, strict=True):
-        # A run that was killed: each file is written through a buffer of its own.
-        one, other = len(output.table), len(diagnostic.table)
-        if one != other:
-            raise InputError(
-                _WHERE,
-                f"as many draws in {output.path} as in {diagnostic.path}",
-                f"{one:,} draws against {other:,}",
-                f"If the run was killed, cut both to their first {min(one, other):,} draws.",
-            )
         if not _same_draws(output, diagnostic):
             raise InputError(
                 _WHERE,

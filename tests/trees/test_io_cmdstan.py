@@ -84,13 +84,22 @@ def test_diagnostic_files_alone_are_said_to_be_unconstrained(run):
     assert (done.code, done.err.count("Give the output files")) == (0, 1)
 
 
-def test_a_killed_run_has_other_lengths_in_both_files(outputs):
+def test_of_a_killed_run_the_draws_of_both_files_are_kept(outputs):
     lines = outputs[0].read_text().splitlines(keepends=True)
     # without the times at the end, which a killed run does not write
     last = max(i for i, line in enumerate(lines) if line[0] not in "#l")
-    outputs[0].write_text("".join(lines[: last - 19]))
-    with pytest.raises(mp.InputError, match=r"got 80 draws against 100. .* cut both to .* 80"):
-        mp.load_tree(outputs[0], DIAGNOSTICS[0])
+    outputs[0].write_text("".join(lines[: last - 19]) + lines[last - 19][:20])
+    with (
+        pytest.warns(UserWarning, match=r"the last line of .* has no end"),
+        pytest.warns(UserWarning, match=r"80 draws in .* and 100 in .*The first 80 are kept"),
+        pytest.warns(UserWarning, match=r"1 of 80, 1 of 100 draws.*20 of 180 draws left out"),
+    ):
+        tree = mp.load_tree(*outputs, *DIAGNOSTICS)
+    whole = mp.from_cmdstan(DIAGNOSTICS)
+    np.testing.assert_array_equal(read_trace(tree).scores, read_trace(whole).scores[:, :80])
+    np.testing.assert_array_equal(
+        tree["posterior"]["m"].values, mp.load_tree(*OUTPUTS)["posterior"]["m"].values[:, :80]
+    )
 
 
 def test_chains_of_processes_of_their_own_have_their_own_names(tmp_path):
@@ -204,13 +213,13 @@ def test_chains_of_unequal_lengths_are_summed(run, tmp_path):
         r"mcmcpost reduce ONE OTHER"
     )
     one, other = map(mp.load_tree, names)
-    with pytest.warns(UserWarning, match=rf"chains of 100, 80 draws.*20 of 180 draws.*{line}"):
+    with pytest.warns(UserWarning, match=rf"1 of 100, 1 of 80 draws.*20 of 180 draws.*{line}"):
         tree = mp.load_tree(*names)
     np.testing.assert_array_equal(read_trace(tree).draws[0], read_trace(one).draws[0, :80])
     np.testing.assert_array_equal(read_trace(tree).draws[1], read_trace(other).draws[0])
     # Quantiles need draws side by side: the same as of files that were cut by hand.
     done = run("reduce", *names, "--quantile", "0.05", "--spread", "sd", "--json")
-    assert "20 of 180 draws are left out" in done.err
+    assert "20 of 180 draws left out" in done.err
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the chains are too short for a diagnostic to be calm
         expected = mp.quantile(tree, 0.05)

@@ -297,6 +297,14 @@ class Line:
         line(self.x, self.z)
 
 
+class HalfLine(Line):
+    """The same model, with half of the line from an argument."""
+
+    def __call__(self, x):
+        a, b = (numpyro.sample(name, dist.Normal(0.0, 10.0)) for name in "ab")
+        numpyro.sample("z", dist.Normal(a + b * (x / 2) + b * self.x, 1.0), obs=self.z)
+
+
 def evidence_of_line():
     covariance = 10.0**2 * (1 + np.outer(X, X)) + np.eye(30)
     return -0.5 * (
@@ -312,12 +320,18 @@ def evidence_of_line():
         ("object", True),
         ("arguments", False),
         ("arguments", True),
+        ("both", False),
+        ("both", True),
     ],
 )
 def test_float64_data_of_a_run_in_float32(where, switched):
     """JAX knows the data in float32 alone, whatever the precision now."""
     x, z = X.copy(), Z.copy()
-    model, args = (line, (x, z)) if where == "arguments" else (Line(x, z), ())
+    model, args = {
+        "object": (Line(x, z), ()),
+        "arguments": (line, (x, z)),
+        "both": (HalfLine(x / 2, z), (x,)),
+    }[where]
     with jax.enable_x64(False):
         mcmc = run(fixed_step(model), *args, fields=("z_grad", "potential_energy"), samples=400)
     design = np.stack([np.ones(30), X])

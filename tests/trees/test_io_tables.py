@@ -99,7 +99,7 @@ def test_bad_tables(table, tmp_path, change, words):
 def test_chains_of_other_lengths_are_cut_to_the_shortest(table, tmp_path):
     last = (table.chain == table.chain.max()) & (table.draw >= table.draw.max() - 1)
     path, least = written(table[~last], tmp_path / "draws.csv"), len(table) // 4 - 2
-    words = rf"The first {least} of each are kept, 6 of {len(table) - 2} draws .*moments"
+    words = rf"The first {least} of each are kept, and 6 of {len(table) - 2} draws .*moments"
     with pytest.warns(UserWarning, match=words):
         tree = mp.load_tree(path)
     whole = read_trace(mp.load_tree(written(table, tmp_path / "whole.csv")))
@@ -198,13 +198,11 @@ def test_a_file_may_end_in_a_comment_without_a_line_break(tmp_path):
     [
         (lambda text: text.replace("g_", "h_"), r"columns g_NAME.*diagnostic_file"),
         (lambda text: text.replace("lp__", "log"), "a column lp__"),
-        (lambda text: text[: int(len(text) * 0.7)], "The run was cut"),
         (
             lambda text: text.replace("k,m,", "m,k,").replace("g_k,g_m", "g_m,g_k"),
             "one order.* got k and m",
         ),
         (lambda text: text.replace("k,m,", "a,m,").replace("g_k", "g_a"), "the parameters k, m"),
-        (lambda text: text[: text.rindex("\n", 0, -2000) - 3], "a last line without an end"),
         (lambda _: "", "a CSV of CmdStan"),
     ],
 )

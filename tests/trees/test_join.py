@@ -84,23 +84,12 @@ def test_files_that_differ_are_refused(tmp_path, rng, change, words):
         mp.load_tree(*paths)
 
 
-@pytest.mark.parametrize(
-    ("other", "words"),
-    [
-        (
-            {"draws": 50},
-            r"chains of one length in posterior, got 60 draws in .*0\.nc and 50 in .*mcmcpost "
-            r"reduce ONE OTHER",
-        ),
-        ({"names": ("b", "a")}, "the labels of unconstrained_parameter"),
-    ],
-)
-def test_chains_of_other_runs_are_refused(tmp_path, rng, other, words):
+def test_chains_of_other_runs_are_refused(tmp_path, rng):
     paths = [
         mp.save_tree(tree, tmp_path / f"{i}.nc")
-        for i, tree in enumerate((job(rng), job(rng, **other)))
+        for i, tree in enumerate((job(rng), job(rng, names=("b", "a"))))
     ]
-    with pytest.raises(mp.InputError, match=words):
+    with pytest.raises(mp.InputError, match="the labels of unconstrained_parameter"):
         mp.load_tree(*paths)
 
 
