@@ -626,7 +626,8 @@ def elpd(
     values = pointwise.values
     # e^ℓ of a thousand terms underflows: ratios to the largest and the smallest draw do not, and
     # their logs come back.
-    best, worst = values.max(axis=(0, 1)), values.min(axis=(0, 1))
+    # Of draws that are not NaN: one would be in the ratios of all.
+    best, worst = (end.reduce(values, axis=(0, 1)) for end in (np.fmax, np.fmin))
     with np.errstate(invalid="ignore"):
         scaled = np.exp(values - best), np.exp(worst - values)
     densities = {f"p({name})": scaled[0][..., i] for i, name in enumerate(pointwise.names)}

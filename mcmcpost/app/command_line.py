@@ -512,10 +512,12 @@ def evidence(
 
 @app.command()
 def report(
-    trace: Annotated[
-        Path,
+    sources: Annotated[
+        list[Path],
         typer.Argument(
-            help="A trace with scores (.nc, .zarr, .csv), a ladder, or an evidence (.json)."
+            metavar="TRACE...",
+            help="A trace with scores (.nc, .zarr, .csv), or files of its chains; a ladder, or an "
+            "evidence (.json).",
         ),
     ],
     output: Annotated[Path, typer.Option("--output", "-o", help="New file, .html.")],
@@ -543,8 +545,9 @@ def report(
         from mcmcpost.core.arguments import check_probabilities
         from mcmcpost.distributions import resolve_interval
 
+        edge.check_distinct("report", list(map(os.path.realpath, sources)), "traces")
         facts = report_facts(
-            trace,
+            sources,
             output,
             Selection(parse_expressions(expect or []), var_names, filter_vars),
             method.value,

@@ -647,7 +647,7 @@ def comparison_text(comparison: "EvidenceComparison") -> str:
 
 
 def report_facts(
-    trace: Path,
+    sources: Sequence[Path],
     output: Path,
     selection: Selection,
     method: str,
@@ -659,13 +659,15 @@ def report_facts(
     overwrite: bool,
     allow_bad_scores: bool,
 ) -> dict[str, Any]:
-    """Write the report of a stored trace, ladder or evidence and return its summary, as plain
-    values for JSON."""
+    """Write the report of a stored trace, of one file or several, a ladder or an evidence, and
+    return its summary, as plain values for JSON."""
     # First, since a report that cannot be written shows only after minutes of estimating.
     place = check_destination(output, overwrite)
-    edge.refuse_model_file("report", trace)
-    tree = load_trace([trace], model, options, allow_bad_scores=allow_bad_scores)
-    refuse_sums("report", trace, tree)
+    first = sources[0]
+    for source in sources:
+        edge.refuse_model_file("report", source)
+    tree = load_trace(sources, model, options, allow_bad_scores=allow_bad_scores)
+    refuse_sums("report", first, tree)
     with warnings.catch_warnings():
         for told in (mcmcpost.ScoreWarning, mcmcpost.ConvergenceWarning, mcmcpost.EvidenceWarning):
             warnings.simplefilter("ignore", told)  # the notices of the report contain them
@@ -674,7 +676,7 @@ def report_facts(
                 None if is_evidence_alone(tree) else read_subject(tree, None, allow_bad_scores)
             )
             evidence = (
-                stored_evidence(f"report: {trace}", tree) if subject is None else subject.evidence
+                stored_evidence(f"report: {first}", tree) if subject is None else subject.evidence
             )
         scalars = None
         if subject is not None:
@@ -687,9 +689,10 @@ def report_facts(
             raise InputError(
                 "report",
                 "draws, of which to report quantities",
-                f"{trace}, an evidence alone",
+                f"{first}, an evidence alone",
                 cure,
             )
+        more = f" and {len(sources) - 1} more" if len(sources) > 1 else ""
         since = edge.stopwatch()
         with edge.phase("control variates"):
             contents = gather(
@@ -697,8 +700,9 @@ def report_facts(
                 scalars,
                 method,
                 evidence=evidence,
-                title=f"Report on {trace.name}",
-                asked={"File": str(trace)} | ({} if model is None else {"Model": str(model)}),
+                title=f"Report on {first.name}{more}",
+                asked={"File": ", ".join(map(str, sources))}
+                | ({} if model is None else {"Model": str(model)}),
                 command=shlex.join(["mcmcpost", *sys.argv[1:]]),
                 options=Options(allow_bad_scores=allow_bad_scores),
                 levels=probabilities,

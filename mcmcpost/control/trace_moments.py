@@ -443,7 +443,9 @@ class TraceMoments(NamedTuple):
         That time is the median over the quantities of draws per effective draw.
         """
         with np.errstate(invalid="ignore", divide="ignore"):
-            time = np.nanmedian(np.maximum(self.num_draws * (plain.mcse / plain.sd) ** 2, 1.0))
+            times = np.maximum(self.num_draws * (plain.mcse / plain.sd) ** 2, 1.0)
+        known = times[~np.isnan(times)]
+        time = float(np.median(known)) if len(known) else 1.0
         cut = [group.layout.draws for group in self.groups if not group.layout.of_whole_chains]
         number = MIN_FOLDS
         while number > 2 and cut and min(cut) < number * MIN_BLOCK * time:

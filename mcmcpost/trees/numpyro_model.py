@@ -16,7 +16,12 @@ from jaxtyping import Array, Float
 from mcmcpost.core.arguments import check_function
 from mcmcpost.core.devices import map_rows
 from mcmcpost.core.errors import InputError, InputTypeError
-from mcmcpost.core.precision import NOT_TRACEABLE, in_either_precision, not_traceable
+from mcmcpost.core.precision import (
+    NOT_TRACEABLE,
+    in_either_precision,
+    not_traceable,
+    unit_of_text,
+)
 from mcmcpost.trees.convention import (
     SAMPLE_DIMS,
     check_names,
@@ -170,6 +175,7 @@ class ProbedModel(NamedTuple):
 
         draws = map_rows(one, (flat, discrete)).astype(np.float64).reshape(*first.shape[:2], -1)
         self._check_support(samples, draws)
+        self._check_round_trip(flat, discrete, draws.reshape(len(draws) * draws.shape[1], -1))
         return draws, self.names
 
     def discrete_of(self, samples: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -205,6 +211,44 @@ class ProbedModel(NamedTuple):
         if not outside or not all(np.isfinite(samples[site]).all() for site in self.sites):
             return
         refuse_outside(self.where, samples, outside)
+
+    def _check_round_trip(
+        self,
+        sites: dict[str, np.ndarray],
+        discrete: dict[str, np.ndarray],
+        draws: Float[np.ndarray, "m d"],
+    ) -> None:
+        """Refuse values with fewer unconstrained ones that these do not give back: entries of a
+        simplex that does not sum to one would be taken for those of another."""
+        from numpyro.infer.util import constrain_fn
+
+        held = [name for name in self.sites if self.shapes[name] != self.sites[name]]
+        if not held:
+            return
+
+        def back(row: tuple[Array, dict[str, Array]]) -> dict[str, Array]:
+            model = self._given(row[1])
+            values = constrain_fn(model, self.args, self.kwargs, self.unravel(row[0]))
+            return {name: values[name] for name in held}
+
+        for name, values in map_rows(back, (draws, discrete)).items():
+            stored = sites[name]
+            apart = np.abs(values - stored).reshape(len(draws), -1).max(axis=1)
+            # A file of few digits has a unit in the last of them for each entry.
+            unit = math.prod(self.sites[name]) * unit_of_text(stored)
+            off = apart > max(SAME_VALUE * float(np.abs(stored).max()), unit)
+            if off.any():
+                raise InputError(
+                    self.where,
+                    f"values of `{name}` that the model can give, as a simplex that sums to one",
+                    f"{off.sum()} of {off.size} draws that are off by up to {apart[off].max():.2g}",
+                    "Pass the draws as they were sampled, and the model that was sampled.",
+                )
+
+
+SAME_VALUE = 1e-5
+"""By how much a value with a constraint may differ from the one that its unconstrained values give,
+relative to the largest: in float32 they do by less."""
 
 
 def _check_fits(where: str, name: str, site: dict[str, Any]) -> None:

@@ -44,6 +44,20 @@ def test_a_trace_ends_in_a_report(run, trace, tmp_path):
 
 
 @pytest.mark.slow
+def test_chains_in_several_files_are_one_report(run, trace, tmp_path):
+    tree = mcmcpost.load_tree(trace)
+    for i in range(2):
+        mcmcpost.save_tree(tree.isel(chain=slice(2 * i, 2 * i + 2)), f"part{i}.nc")
+    done = run("report", "part0.nc", "part1.nc", "-o", "report.html", *QUICK, "--json")
+    reduced = json.loads(run("reduce", trace, *QUICK, "--json").out)
+    assert json.loads(done.out)["quantities"] == reduced["quantities"], done.err
+    reading = Reading((tmp_path / "cwd" / "report.html").read_text())
+    assert "Report on part0.nc and 1 more" in reading.texts("h1")
+    assert "part0.nc, part1.nc" in reading.texts("dd")
+    assert refused(run("report", "part0.nc", "part0.nc", "-o", "x.html"), "part0.nc twice")
+
+
+@pytest.mark.slow
 def test_the_summary_is_that_of_reduce(run, trace):
     written = json.loads(run("report", trace, "-o", "report.html", *QUICK, "--json").out)
     reduced = json.loads(run("reduce", trace, *QUICK, "--json").out)

@@ -162,6 +162,17 @@ def test_an_observation_that_is_impossible_is_undefined(tree):
     assert {str(status) for status in mp.elpd(with_it, method="plain").status} == {"undefined"}
 
 
+def test_the_draw_at_which_an_observation_is_nan_is_named(tree):
+    with_it = tree.copy()
+    log_likelihood = tree["log_likelihood"].to_dataset().copy(deep=True)
+    log_likelihood["y"][0, 3, 2] = np.nan
+    with_it["log_likelihood"] = log_likelihood
+    size = log_likelihood.sizes["chain"] * log_likelihood.sizes["draw"]
+    words = rf"p\(y\[2\]\) at 1 of {size} draws, the first at chain 0, draw 3"
+    with pytest.warns(UserWarning, match=words):
+        mp.elpd(with_it, method="plain")
+
+
 def test_one_draw_that_decides_is_told(tree):
     """Beside it the others are zero, and no tail has a Pareto k̂."""
     sharp = tree.copy()

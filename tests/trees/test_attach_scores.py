@@ -69,6 +69,24 @@ def test_a_saved_tree_and_its_model_give_the_scores_of_the_sampler(sampled, tmp_
 
 
 @pytest.mark.slow
+def test_a_simplex_that_does_not_sum_to_one_is_refused(sampled):
+    _, bare = sampled
+    posterior = bare["posterior"].to_dataset()
+    for factor, words in (
+        (np.array([1.0, 1.0, 0.9]), r"weights.* of 4000 draws that are off by up to 0\.0"),
+        (1 + 1e-3, r" of 4000 draws that are off by up to 0\.001"),
+    ):
+        wrong = xarray.DataTree.from_dict(
+            {"posterior": posterior.assign(weights=posterior["weights"] * factor)}
+        )
+        with pytest.raises(mp.InputError, match=words):
+            mp.attach_scores(wrong, model, Y)
+    # Rounded draws do not sum to one either, and are those of the model.
+    few = posterior.assign(weights=posterior["weights"].round(4))
+    mp.attach_scores(xarray.DataTree.from_dict({"posterior": few}), model, Y)
+
+
+@pytest.mark.slow
 def test_other_data_than_was_sampled_are_refused(sampled):
     _, bare = sampled
     with pytest.raises(

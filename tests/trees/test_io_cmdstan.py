@@ -297,7 +297,7 @@ def test_a_stan_program_gives_the_scores(run, stan_program, monkeypatch):
     assert found["sigma"]["gain"] > 10
     report = run(
         "report",
-        paths[0],
+        *paths,
         "--model",
         program,
         "--data",
