@@ -225,7 +225,7 @@ def test_sums_over_named_dimensions_are_read_back_and_added(tmp_path):
         )
 
     sums = mp.moments(tree(0))
-    assert {"Sums", "Margins", "Diagonal"} <= {
+    assert {"BlockSums", "Margins", "Diagonal"} <= {
         type(family).__name__ for family in sums.features.families
     }
     stored = mp.load_tree(mp.save_tree(sums.to_datatree(), tmp_path / "sums.nc"))

@@ -74,7 +74,7 @@ def test_a_simplex_that_does_not_sum_to_one_is_refused(sampled):
     posterior = bare["posterior"].to_dataset()
     for factor, words in (
         (np.array([1.0, 1.0, 0.9]), r"weights.* of 4000 draws that are off by up to 0\.0"),
-        (1 + 1e-3, r" of 4000 draws that are off by up to 0\.001"),
+        (1 + 1e-3, r" of 4000 draws that are off by up to 0\.0"),
     ):
         wrong = xarray.DataTree.from_dict(
             {"posterior": posterior.assign(weights=posterior["weights"] * factor)}
