@@ -138,15 +138,15 @@ def reduce_tree(
     with edge.phase("quantiles"):
         dist = answers.distribution()
         estimate, intervals = dist.quantiles_and_interval(beyond.probabilities, beyond.interval)
-        if estimate is not None:
-            # Those of an indicator are zero or one, which its mean has said already.
-            numbers = ~_is_indicator(answers.question.sample.values)
-            rows = np.flatnonzero(np.repeat(numbers, len(estimate.names) // len(numbers)))
-            if not numbers.all():
-                events = ", ".join(compress(means.names, ~numbers))
-                edge.say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
-            others |= {"quantiles": estimate.select(rows)} if len(rows) else {}
-        others |= {} if intervals is None else {"intervals": intervals}
+        # Those of an indicator are zero or one, which its mean has said already.
+        numbers = ~_is_indicator(answers.question.sample.values)
+        if not numbers.all():
+            events = ", ".join(compress(means.names, ~numbers))
+            edge.say("note", f"no quantiles of {events}: they are 0 or 1, as the mean tells.")
+        for word, found in (("quantiles", estimate), ("intervals", intervals)):
+            if found is not None and numbers.any():
+                each = len(found.names) // len(numbers)
+                others[word] = found.select(np.flatnonzero(np.repeat(numbers, each)))
     return Reduced(means, others)
 
 

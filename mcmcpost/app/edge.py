@@ -154,11 +154,10 @@ def usage_fault(error: BaseException) -> str | None:
     if (word := re.fullmatch(r"No such command '(.+)'", text)) and Path(word[1]).exists():
         text += f". A file comes after a command, as in mcmcpost reduce {word[1]}"
     value, separator, choices = text.partition(" is not one of ")
-    question = (
-        did_you_mean(value.split()[-1].strip("'"), re.findall(r"'([^']+)'", choices))
-        if separator
-        else ""
-    )
+    given = value.split()[-1].strip("'")
+    question = did_you_mean(given, re.findall(r"'([^']+)'", choices)) if separator else ""
+    if separator and "," in given:
+        question = "Repeat the option for several. "
     end = "" if text.endswith("?") else "."
     command = error.ctx.command_path if error.ctx else "mcmcpost"
     return f"{text}{end} {question}See {command} --help."

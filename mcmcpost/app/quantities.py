@@ -238,6 +238,8 @@ def chosen_names(known: list[str], selection: Selection) -> list[str]:
     if exact:  # "mu,sigma" are two names, where no variable has that one
         parts = ([name] if name in known else name.split(",") for name in wanted)
         wanted = [entry.strip() for listed in parts for entry in listed if entry.strip()]
+        # NumPyro's name of a site in a scope, which has dots in the tree.
+        wanted = [name if name in known else name.replace("/", ".") for name in wanted]
     for name in (given.removeprefix("~") for given in wanted if exact):
         if name not in known:
             raise InputError(where, "names of variables", name, did_you_mean(name, known) + cure)

@@ -537,7 +537,7 @@ def _compare(where: str, name: str, recorded: np.ndarray, scored: Scored) -> Non
             fault(
                 where,
                 f"a log density that differs from the recorded `{GROUP}.{name}` by a constant",
-                f"differences from {low:.4g} to {high:.4g}",
+                f"differences that vary by {high - low:.4g} about {low:.4g}",
                 "Pass the model, the prior and the data that were sampled, log-Jacobian included."
                 " allow_bad_scores=True overrides.",
             )

@@ -177,6 +177,7 @@ USAGE = [
     ("redcue @/trace.nc", "Did you mean 'reduce'?"),
     ("@/trace.nc", "A file comes after a command, as in mcmcpost reduce /"),
     ("reduce @/trace.nc --quantile 0.05,0.95", "got '0.05,0.95'. Repeat the option for several."),
+    ("reduce @/trace.nc --spread sd,correlation", "'correlation'. Repeat the option for several."),
     ("reduce @/model.py --draws 1e3", "valid integer, got '1e3'."),
     ("reduce @/trace.nc --filter-vars lik", "Did you mean 'like'?"),
     ("reduce @/trace.nc --quantil 0.5", "--quantile"),

@@ -117,6 +117,8 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
         "bad=log(a)",
         "--quantile",
         "0.5",
+        "--ci",
+        "0.5",
         *QUICK,
         "--json",
         "-o",
@@ -127,7 +129,8 @@ def test_expressions_quantiles_and_the_written_tree(run, trace):
     assert abs(rows["p"]["mean"] - 0.25) < 0.1
     assert rows["bad"]["status"] == "undefined"
     assert rows["bad"]["mean"] is None
-    # The quantiles of an indicator are zero and one.
+    # The quantiles of an indicator are zero and one, and so are the bounds of its interval.
+    assert sum("[eti50_" in name for name in rows) == 6
     assert [name for name in rows if "0.5" in name] == ["a [0.5]", "b[0] [0.5]", "bad [0.5]"]
     assert "note: no quantiles of p: they are 0 or 1" in done.err
     tree = mcmcpost.load_tree("out.nc")
