@@ -204,7 +204,7 @@ def test_what_was_sampled_is_kept_where_the_rest_fails(run, write, monkeypatch, 
             run("reduce", write(), "--method", "zv1")
     np.testing.assert_array_equal(mp.load_tree("model-draws.nc")["posterior"]["x"], draws[..., 0])
     Path("trace.nc").write_text("came between")
-    monkeypatch.setattr("mcmcpost.app.command_line.check_output", lambda _: None)
+    monkeypatch.setattr("mcmcpost.app.edge.check_output", lambda _: None)
     done = run("sample", write(), "-o", "trace.nc")
     assert done.code == 2
     assert "the draws are kept in" in done.err

@@ -82,7 +82,7 @@ def test_a_simplex_that_does_not_sum_to_one_is_refused(sampled):
         with pytest.raises(mp.InputError, match=words):
             mp.attach_scores(wrong, model, Y)
     # Rounded draws do not sum to one either, and are those of the model.
-    few = posterior.assign(weights=posterior["weights"].round(4))
+    few = posterior.assign(weights=posterior["weights"].round(4).clip(min=1e-4))
     mp.attach_scores(xarray.DataTree.from_dict({"posterior": few}), model, Y)
 
 
