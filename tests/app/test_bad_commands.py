@@ -205,7 +205,7 @@ USAGE = [
     ("evidence @/ladder.nc --exchange 0", "exchange"),
     ("evidence @/ladder.nc --method magic", "magic"),
     ("report @/trace.nc", "--output"),
-    ("report -o out.html", "trace"),
+    ("report -o out.html", "'TRACE...'"),
     ("doctor now", "unexpected"),
 ]
 
