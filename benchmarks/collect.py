@@ -200,6 +200,7 @@ PAGES = {
         "How much time and memory do reductions need, of small traces and of large ones?",
         (
             "first_reduce",
+            "sums_cost",
             "lazy_traces",
             "lazy_traces_8",
             "lazy_traces_40",

@@ -130,6 +130,28 @@ def real_models() -> None:
     save("real_models")
 
 
+def sums_cost() -> None:
+    """Draw what sums over a trace in chunks cost against draws, parameters and quantities, beside
+    reading the trace."""
+    rows = json.loads((RESULTS / "sums_cost.json").read_text())["rows"]
+    varied = ("draws", "parameters", "quantities")
+    _, axes = plt.subplots(1, 3, figsize=(9.0, 3.2), sharey=True, layout="constrained")
+    for ax, name in zip(axes, varied, strict=True):
+        line = sorted(
+            (row for row in rows if row["varied"] in ("none", name)), key=lambda row: row[name]
+        )
+        for column, label in (("CPU s", "sums and estimates"), ("reading s", "reading")):
+            ax.plot([row[name] for row in line], [row[column] for row in line], "o-", label=label)
+        ticks = [row[name] for row in line]
+        ax.set(xscale="log", yscale="log", xlabel=name)
+        ax.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+        ax.set_xticks([], minor=True)
+        ax.grid(alpha=0.3)
+    axes[0].set_ylabel("CPU seconds")
+    axes[0].legend(fontsize="small")
+    save("sums_cost")
+
+
 def structure() -> None:
     """Draw which products x_i s_j share a coefficient in each family, of three globals and two
     blocks of eight."""
@@ -190,3 +212,4 @@ if __name__ == "__main__":
     tasks()
     structure()
     real_models()
+    sums_cost()
