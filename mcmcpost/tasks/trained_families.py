@@ -191,16 +191,34 @@ def release(covariance: AbstractTaskCovariance) -> CholeskyCovariance:
             return CholeskyCovariance.start(covariance.matrix)
 
 
-def separable_trainable(control: Any) -> Any:
-    """Return True at `control.coefficients` and at a free `control.covariance`, False elsewhere."""
-    frozen = jax.tree.map(lambda _: False, control)
-    free = isinstance(control.covariance, CholeskyCovariance)
-    # Kernel, training rows and scales never move: only coefficients, and B where it is free.
-    chosen = jax.tree.map(lambda _: free, control.covariance)
-    return eqx.tree_at(lambda c: (c.coefficients, c.covariance), frozen, (True, chosen))
+class AbstractSeparableControl(AbstractTaskControl):
+    """A control whose tasks share features and differ by B: of kernels and of polynomials."""
+
+    coefficients: eqx.AbstractVar[Array]
+    covariance: eqx.AbstractVar[AbstractTaskCovariance]
+
+    @property
+    def num_tasks(self) -> int:
+        return self.covariance.matrix.shape[0]
+
+    def squared_norm(self) -> Float[Array, ""]:
+        return jnp.sum(self.coefficients**2)
+
+    def covariance_penalty(self) -> Float[Array, ""]:
+        return self.covariance.penalty()
+
+    def trainable(self) -> Any:
+        frozen = jax.tree.map(lambda _: False, self)
+        free = isinstance(self.covariance, CholeskyCovariance)
+        # Kernel, training rows and scales never move: only coefficients, and B where it is free.
+        chosen = jax.tree.map(lambda _: free, self.covariance)
+        return eqx.tree_at(lambda c: (c.coefficients, c.covariance), frozen, (True, chosen))
+
+    def release_covariance(self) -> "AbstractSeparableControl":
+        return eqx.tree_at(lambda c: c.covariance, self, release(self.covariance))
 
 
-class KernelTasks(AbstractTaskControl):
+class KernelTasks(AbstractSeparableControl):
     """g_t(x) = Σ_j B[t, t_j] k₀(x, s_t(x); x_j, s_j)/scale θ_j over all training rows j.
 
     One scalar θ_j per datum, not the paper's T: by the representer theorem the others bring nothing
@@ -229,12 +247,14 @@ class KernelTasks(AbstractTaskControl):
         # size of B depend on the scores' units.
         scale = jnp.mean(stein_diagonal(kernel, draws, scores))
         return cls(
-            kernel, draws, scores, tasks, scale, jnp.zeros(draws.shape[0], draws.dtype), covariance
+            kernel=kernel,
+            draws=draws,
+            scores=scores,
+            tasks=tasks,
+            scale=scale,
+            coefficients=jnp.zeros(draws.shape[0], draws.dtype),
+            covariance=covariance,
         )
-
-    @property
-    def num_tasks(self) -> int:
-        return self.covariance.matrix.shape[0]
 
     def features(self, rows: TaskRows) -> Float[Array, "b m"]:
         draws, scores = jnp.asarray(rows.draws), jnp.asarray(rows.scores)
@@ -250,20 +270,8 @@ class KernelTasks(AbstractTaskControl):
         )
         return mix(features @ spread, self.covariance.matrix, tasks)
 
-    def squared_norm(self) -> Float[Array, ""]:
-        return jnp.sum(self.coefficients**2)
 
-    def covariance_penalty(self) -> Float[Array, ""]:
-        return self.covariance.penalty()
-
-    def trainable(self) -> Any:
-        return separable_trainable(self)
-
-    def release_covariance(self) -> "KernelTasks":
-        return eqx.tree_at(lambda c: c.covariance, self, release(self.covariance))
-
-
-class PolynomialTasks(AbstractTaskControl):
+class PolynomialTasks(AbstractSeparableControl):
     """g_t(x) = Σ_i Σ_t' B_tt' Θ_it' (Δφ_i + ∇φ_i·s_t)/scale_i, φ_i the monomials up to `degree`.
 
     scale : (q,) root mean square of each feature, fixed. coefficients : (q, T) Θ. covariance : B.
@@ -290,11 +298,12 @@ class PolynomialTasks(AbstractTaskControl):
         coefficients = jnp.zeros(
             (num_polynomial_features(rows.draws.shape[1], degree), num_tasks), scale.dtype
         )
-        return cls(degree, jnp.where(scale > 0, scale, 1.0), coefficients, covariance)
-
-    @property
-    def num_tasks(self) -> int:
-        return self.covariance.matrix.shape[0]
+        return cls(
+            degree=degree,
+            scale=jnp.where(scale > 0, scale, 1.0),
+            coefficients=coefficients,
+            covariance=covariance,
+        )
 
     def features(self, rows: TaskRows) -> Float[Array, "b q"]:
         exponents = polynomial_exponents(rows.draws.shape[1], self.degree)
@@ -304,18 +313,6 @@ class PolynomialTasks(AbstractTaskControl):
         self, features: Float[Array, "b q"], tasks: Int[Array, " b"]
     ) -> Float[Array, " b"]:
         return mix(features @ self.coefficients, self.covariance.matrix, tasks)
-
-    def squared_norm(self) -> Float[Array, ""]:
-        return jnp.sum(self.coefficients**2)
-
-    def covariance_penalty(self) -> Float[Array, ""]:
-        return self.covariance.penalty()
-
-    def trainable(self) -> Any:
-        return separable_trainable(self)
-
-    def release_covariance(self) -> "PolynomialTasks":
-        return eqx.tree_at(lambda c: c.covariance, self, release(self.covariance))
 
 
 class NeuralTasks(AbstractTaskControl):

@@ -222,26 +222,26 @@ class ProbedModel(NamedTuple):
         simplex that does not sum to one would be taken for those of another."""
         from numpyro.infer.util import constrain_fn
 
-        held = [name for name in self.sites if self.shapes[name] != self.sites[name]]
-        if not held:
+        constrained = [name for name in self.sites if self.shapes[name] != self.sites[name]]
+        if not constrained:
             return
 
         def back(row: tuple[Array, dict[str, Array]]) -> dict[str, Array]:
             model = self._given(row[1])
             values = constrain_fn(model, self.args, self.kwargs, self.unravel(row[0]))
-            return {name: values[name] for name in held}
+            return {name: values[name] for name in constrained}
 
         for name, values in map_rows(back, (draws, discrete)).items():
             stored = sites[name]
-            apart = np.abs(values - stored).reshape(len(draws), -1).max(axis=1)
+            gap = np.abs(values - stored).reshape(len(draws), -1).max(axis=1)
             # A file of few digits has a unit in the last of them for each entry.
             unit = math.prod(self.sites[name]) * unit_of_text(stored)
-            off = apart > max(SAME_VALUE * float(np.abs(stored).max()), unit)
+            off = gap > max(SAME_VALUE * float(np.abs(stored).max()), unit)
             if off.any():
                 raise InputError(
                     self.where,
                     f"values of `{name}` that the model can give, as a simplex that sums to one",
-                    f"{off.sum()} of {off.size} draws that are off by up to {apart[off].max():.2g}",
+                    f"{off.sum()} of {off.size} draws that are off by up to {gap[off].max():.2g}",
                     "Pass the draws as they were sampled, and the model that was sampled.",
                 )
 
